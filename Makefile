@@ -1,0 +1,49 @@
+# Set-up and work in one command each. Needs Python 3.11+, git and make; everything else is installed into .venv*.
+PYTHON ?= python3
+DATA ?= ../shared/data/trec.jsonl.gz
+CORPUS ?= ../shared/corpus
+PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
+STAMP = pyproject.toml tests/constraints.txt
+
+.PHONY: demo test lint bench-trec model clean
+
+demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
+	.venv/bin/python examples/demo.py
+
+test: .venv-test/.ready  ## lint, types, import contracts, then every test with sockets closed
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+	.venv-test/bin/lint-imports
+	.venv-test/bin/pytest -n 2 --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	.venv-test/bin/python tests/check_coverage.py
+	.venv-test/bin/python tests/check_wheel.py
+
+lint: .venv-test/.ready
+	.venv-test/bin/ruff check --fix .
+	.venv-test/bin/ruff format .
+	.venv-test/bin/mypy
+	.venv-test/bin/lint-imports
+
+bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its format): make bench-trec DATA=FILE.jsonl.gz
+	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) $(ARGS)
+
+model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
+	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data
+
+.venv/.ready: $(STAMP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
+	.venv/bin/python -m pip install $(PIP) -e '.[plot]'
+	touch $@
+
+.venv-test/.ready: $(STAMP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
+	.venv-test/bin/python -m pip install $(PIP) -e '.[plot]' --group test --group lint
+	touch $@
+
+clean:
+	rm -rf .venv .venv-test build dist out .coverage

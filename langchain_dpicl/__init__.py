@@ -1,0 +1,1 @@
+"""Differentially private in-context learning for LangChain."""

@@ -1,0 +1,115 @@
+"""The error tree. Knows no data: a message never carries private text, a count of records, or a raw vote.
+
+DPICLError
++-- ConfigurationError (ValueError)      a public parameter is out of range; nothing was spent
+|   +-- CapabilityError                  the model cannot do what the mechanism needs
+|   +-- UnsilencableModelError           the model cannot be called without telling LangChain's observers
++-- RecordError (ValueError)             a record is malformed; raised only while PrivateExamples is built
++-- PrivateAccessError (TypeError)       somebody asked an opaque holder for its content
++-- AccountingError
+|   +-- UnknownEventError                no theorem here prices this event: refused
+|   +-- SensitivityError                 a sum carries no bound of the norm the mechanism needs
+|   +-- AccountantsDisagreeError         two accountants differ beyond their declared errors
++-- ModelCallError                       a public model call failed; the charge stays, releases are kept
+|   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
++-- PrivacyBudgetError
++-- NoPrivacyBudgetError             no budget was given or found: fail closed
++-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
++-- PrivacyBudgetExceededError       the request does not fit; carries requested and remaining
++-- SealedShareError                 a share was changed after its first reservation
++-- LedgerError                      the ledger is unreadable, broken or refused the record
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DPICLError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigurationError(DPICLError, ValueError):
+    """A public parameter is out of range or contradicts another; nothing was spent."""
+
+
+class CapabilityError(ConfigurationError):
+    """The model lacks a capability the mechanism needs; the message says what works instead."""
+
+
+class UnsilencableModelError(ConfigurationError):
+    """The model cannot be called without LangChain's callbacks, tracers or caches seeing the prompt."""
+
+
+class RecordError(DPICLError, ValueError):
+    """A record is malformed. Index and value are hidden; raised only at construction."""
+
+
+class PrivateAccessError(DPICLError, TypeError):
+    """Private content was asked for on a path that carries no privacy charge."""
+
+
+class AccountingError(DPICLError):
+    """A privacy cost could not be computed soundly."""
+
+
+class UnknownEventError(AccountingError):
+    """No theorem in this package prices the event, so it is refused."""
+
+
+class SensitivityError(AccountingError):
+    """A bounded sum carries no bound in the norm that the mechanism needs."""
+
+
+class AccountantsDisagreeError(AccountingError):
+    """Two accountants disagree beyond their declared errors."""
+
+
+class ModelCallError(DPICLError):
+    """A public model call failed. What was charged stays charged; what was released is kept."""
+
+
+class SynthesisInterruptedError(ModelCallError):
+    """Generation stopped before its end.
+
+    Attributes:
+      synthesizer: the object to call `run()` (or `arun()`) on again; it continues with tickets not yet burnt.
+    """
+
+    def __init__(self, message: str, *, synthesizer: Any) -> None:
+        super().__init__(message)
+        self.synthesizer = synthesizer
+
+
+class PrivacyBudgetError(DPICLError):
+    """Base of every refusal that concerns a privacy budget."""
+
+
+class NoPrivacyBudgetError(PrivacyBudgetError):
+    """No budget was given, found in the config or active in the context."""
+
+
+class PrivacyBudgetMismatchError(PrivacyBudgetError):
+    """The private examples belong to another ledger, or two budgets were offered."""
+
+
+class PrivacyBudgetExceededError(PrivacyBudgetError):
+    """The request does not fit into what is left.
+
+    Attributes:
+      requested: what was asked for (unit named in the message: epsilon, tickets, mu^2 or rho).
+      remaining: what is left, in the same unit.
+    """
+
+    def __init__(self, message: str, *, requested: float, remaining: float) -> None:
+        super().__init__(message)
+        self.requested = requested
+        self.remaining = remaining
+
+
+class SealedShareError(PrivacyBudgetError):
+    """A share was changed after its first reservation sealed it."""
+
+
+class LedgerError(PrivacyBudgetError):
+    """The ledger could not be read, verified or written; nothing was granted."""

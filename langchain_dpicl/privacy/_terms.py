@@ -1,0 +1,264 @@
+"""The normal form of an event: what it consists of, how often. Knows no curve, no epsilon and no accountant.
+
+Two events that mean the same are the same `Terms`, so counts add up and the order of composition cannot matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
+from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.events import (
+    EVENT_TYPES,
+    BoundedRangeEvent,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    NoEvent,
+    NonPrivateEvent,
+    ParallelEvent,
+    PureEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+    ZCdpEvent,
+)
+
+_MAX_WORLDS = 5_000
+_MAX_COUNT = 10**12
+_HOPELESS = 1e9
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Terms:
+    """A composition, sorted.
+
+    Attributes:
+      mu_squared: all unsampled Gaussians together.
+      pure: (epsilon, count) of the unsampled pure steps.
+      ranges: (bound, count) of the unsampled bounded-range steps.
+      rho: all unsampled zCDP steps together.
+      sampled: (what is done on one secret sample, its rate, count).
+      is_private: False if anything was released without protection.
+    """
+
+    mu_squared: float = 0.0
+    pure: tuple[tuple[float, int], ...] = ()
+    ranges: tuple[tuple[float, int], ...] = ()
+    rho: float = 0.0
+    sampled: tuple[tuple[Terms, float, int], ...] = ()
+    is_private: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing about private data leaves."""
+        return self == Terms()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a finite price is worth computing; what costs billions counts as not private."""
+        pure = math.fsum(value * count for value, count in self.pure + self.ranges)
+        return self.is_private and max(self.mu_squared, self.rho, pure) < _HOPELESS
+
+    @property
+    def range_rho(self) -> float:
+        """What the bounded-range steps cost together as zCDP: bound^2 / 8 each (Cesar and Rogers 2021)."""
+        return math.fsum(count * bound * bound / 8.0 for bound, count in self.ranges)
+
+
+class _Tally:
+    """Counts leaves; sums are taken once, at the end, so that grouping cannot change a digit."""
+
+    def __init__(self) -> None:
+        self.gaussian: Counter[float] = Counter()
+        self.pure: Counter[float] = Counter()
+        self.ranges: Counter[float] = Counter()
+        self.rho: Counter[float] = Counter()
+        self.sampled: Counter[tuple[Terms, float]] = Counter()
+        self.is_private = True
+
+    def add(self, event: Event, count: int) -> None:
+        """Adds `count` times `event`."""
+        check_event(event)
+        if count > _MAX_COUNT:
+            raise ConfigurationError(f"count: expected at most {_MAX_COUNT} steps of a kind, found {count}.")
+        if count == 0:
+            return
+        match event:
+            case RepeatedEvent():
+                self.add(event.event, count * event.count)
+            case ComposedEvent():
+                for part in event.events:
+                    self.add(part, count)
+            case SubsampledEvent():
+                self._add_sampled(event, count)
+            case NonPrivateEvent():
+                self.is_private = False
+            case _:
+                self._add_leaf(event, count)
+
+    def _add_leaf(self, event: Event, count: int) -> None:
+        match event:
+            case NoEvent():
+                pass
+            case GaussianEvent():
+                mu = 1.0 / float(event.noise_multiplier)
+                self.gaussian[mu * mu] += count
+            case PureEvent():
+                self.pure[float(event.epsilon)] += count
+            case BoundedRangeEvent():
+                self.ranges[float(event.bound)] += count
+            case ZCdpEvent():
+                self.rho[float(event.rho)] += count
+            case _:
+                raise UnknownEventError(
+                    f"event: expected a {type(event).__name__} outside of blocks, found one inside."
+                )
+
+    def _add_sampled(self, event: SubsampledEvent, count: int) -> None:
+        if event.sampling_rate == 1:
+            self.add(event.event, count)
+            return
+        base = normal_form(event.event)
+        self.is_private = self.is_private and base.is_bounded
+        if not base.is_empty:
+            self.sampled[base, float(event.sampling_rate)] += count
+
+    def terms(self) -> Terms:
+        """The normal form of everything added."""
+        return Terms(
+            mu_squared=math.fsum(value * count for value, count in self.gaussian.items()),
+            pure=tuple(sorted((value, count) for value, count in self.pure.items() if count)),
+            ranges=tuple(sorted((value, count) for value, count in self.ranges.items() if count)),
+            rho=math.fsum(value * count for value, count in self.rho.items()),
+            sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
+            is_private=self.is_private,
+        )
+
+
+def check_event(event: object) -> None:
+    """Refuses what is not exactly one of the priced classes; a subclass may mean something else."""
+    if type(event) not in EVENT_TYPES:
+        raise UnknownEventError(
+            f"event: expected one of {', '.join(cls.__name__ for cls in EVENT_TYPES)}, found {type(event).__name__}. "
+            "An event without a theorem here has no price."
+        )
+
+
+def normal_form(event: Event) -> Terms:
+    """The terms of an event without `ParallelEvent`s."""
+    tally = _Tally()
+    tally.add(event, 1)
+    return tally.terms()
+
+
+def worlds(event: Event, adjacency: Adjacency) -> tuple[Terms, ...]:
+    """The normal forms of all places a unit may have: the price of the event is the largest of theirs.
+
+    Under `add_remove` a unit has one label per partition; under `replace_one` it may leave one label and join another.
+    """
+    found: dict[str, list[ParallelEvent]] = {}
+    for parallel in _parallels(event):
+        known = found.setdefault(parallel.partition, [])
+        if parallel not in known:
+            known.append(parallel)
+    places = [_places(parallels, adjacency) for parallels in found.values()]
+    if math.prod(len(p) for p in places) > _MAX_WORLDS:
+        raise ConfigurationError(
+            f"event: expected at most {_MAX_WORLDS} combinations of labels that cost differently. "
+            "Use the same noise for all labels, or fewer partitions."
+        )
+    return tuple(
+        {normal_form(_placed(event, dict(itertools.chain(*combo)))): None for combo in itertools.product(*places)}
+    )
+
+
+_Place = tuple[tuple[ParallelEvent, Event], ...]
+
+
+def _parallels(event: Event) -> Iterator[ParallelEvent]:
+    match event:
+        case ParallelEvent():
+            yield event
+            for _, branch in event.branches:
+                if any(_parallels(branch)):
+                    raise UnknownEventError(
+                        "ParallelEvent: expected branches without further ParallelEvents, found a nested one. "
+                        "Split by the combined label instead."
+                    )
+        case RepeatedEvent() | SubsampledEvent():
+            yield from _parallels(event.event)
+        case ComposedEvent():
+            for part in event.events:
+                yield from _parallels(part)
+
+
+def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_Place]:
+    """What each of a partition's parallel events does to a unit, per place the unit may have."""
+    labels = sorted({label for parallel in parallels for label, _ in parallel.branches})
+    rows = [tuple(dict(p.branches).get(label, NoEvent()) for p in parallels) for label in labels]
+    if adjacency == "add_remove" or len(rows) < 2:
+        chosen = _undominated(rows, 1) or [tuple(NoEvent() for _ in parallels)]
+    else:
+        pairs = itertools.combinations(_undominated(rows, 2), 2)
+        chosen = [tuple(ComposedEvent(both) for both in zip(*pair, strict=True)) for pair in pairs]
+    return [tuple(zip(parallels, row, strict=True)) for row in chosen]
+
+
+def _undominated(rows: list[tuple[Event, ...]], keep: int) -> list[tuple[Event, ...]]:
+    """Drops rows that `keep` others dominate: no choice of `keep` labels is worse for having them."""
+
+    def beaten_by(i: int, j: int) -> bool:
+        if not all(map(dominates, rows[j], rows[i])):
+            return False
+        return j < i or not all(map(dominates, rows[i], rows[j]))
+
+    return [row for i, row in enumerate(rows) if sum(beaten_by(i, j) for j in range(len(rows)) if j != i) < keep]
+
+
+def dominates(large: Event, small: Event) -> bool:
+    """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker."""
+    match large, small:
+        case (_, NoEvent()) | (NonPrivateEvent(), _):
+            return True
+        case (RepeatedEvent(), RepeatedEvent()):
+            return large.count >= small.count and dominates(large.event, small.event)
+        case (SubsampledEvent(), SubsampledEvent()):
+            return large.sampling_rate >= small.sampling_rate and dominates(large.event, small.event)
+        case (ComposedEvent(), ComposedEvent()):
+            return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
+        case _:
+            return large == small or (type(large) is type(small) and _weight(large) >= _weight(small))
+
+
+def _weight(event: Event) -> float:
+    """What grows with the cost of a leaf; nothing is claimed of other events."""
+    match event:
+        case GaussianEvent():
+            return -event.noise_multiplier
+        case PureEvent():
+            return event.epsilon
+        case BoundedRangeEvent():
+            return event.bound
+        case ZCdpEvent():
+            return event.rho
+        case _:
+            return math.nan
+
+
+def _placed(event: Event, place: dict[ParallelEvent, Event]) -> Event:
+    match event:
+        case ParallelEvent():
+            return place[event]
+        case RepeatedEvent():
+            return RepeatedEvent(_placed(event.event, place), event.count)
+        case SubsampledEvent():
+            return SubsampledEvent(_placed(event.event, place), event.sampling_rate)
+        case ComposedEvent():
+            return ComposedEvent(tuple(_placed(part, place) for part in event.events))
+        case _:
+            return event

@@ -1,0 +1,73 @@
+"""Checks of public arguments, in one place. Never called with private values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+Adjacency: TypeAlias = Literal["add_remove", "replace_one"]
+RowShape: TypeAlias = Literal["slots", "units"]
+
+ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
+ROW_SHAPES: tuple[RowShape, ...] = get_args(RowShape)
+
+
+def fail(name: str, expected: str, found: object, advice: str = "") -> ConfigurationError:
+    """Returns the error for a public argument out of range; the caller raises it."""
+    return ConfigurationError(f"{name}: expected {expected}, found {found!r}." + (f" {advice}" if advice else ""))
+
+
+def check_real(
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> float:
+    """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
+    bounds = f"a number in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise fail(name, bounds, value)
+    if value < low or value > high or (low_open and value == low) or (high_open and value == high):
+        raise fail(name, bounds, value)
+    return float(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Returns `value` as a finite float above zero."""
+    return check_real(name, value, low=0.0, low_open=True)
+
+
+def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """Returns `value` as an integer within [low, high]; refuses bool and floats."""
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    if not ok:
+        raise fail(name, f"an integer >= {low}" + ("" if high is None else f" and <= {high}"), value)
+    return int(value)
+
+
+def check_epsilon(value: Any) -> float:
+    """Returns a finite epsilon above zero."""
+    return check_positive("epsilon", value)
+
+
+def check_delta(value: Any) -> float:
+    """Returns a delta strictly between 0 and 1."""
+    return check_real("delta", value, low=0.0, high=1.0, low_open=True, high_open=True)
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Returns `value` if it is one of `choices`."""
+    if value not in choices:
+        raise fail(name, "one of " + ", ".join(repr(c) for c in choices), value)
+    return str(value)
+
+
+def check_adjacency(value: Any) -> Adjacency:
+    """Returns the neighbouring relation, refusing anything but the two that are proved here."""
+    return check_choice("adjacency", value, ADJACENCIES)  # type: ignore[return-value]

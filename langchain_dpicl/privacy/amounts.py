@@ -1,0 +1,49 @@
+"""Exact sums of public amounts, and names. Knows no data, no events and no ledger.
+
+A float stands for the decimal a person reads (`0.1` is one tenth), so ten shares of 0.1 fill a budget of 1 exactly.
+Rounding happens only where a sum becomes a float again, and the caller says which side is safe.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+from langchain_dpicl.privacy._validate import fail
+
+MAX_NAME_LENGTH = 200
+
+
+def exact(value: float) -> Fraction:
+    """Returns the decimal that `repr` shows, exactly."""
+    return Fraction(repr(float(value)))
+
+
+def round_down(value: Fraction) -> float:
+    """Returns the largest float whose decimal is not above `value`, up to one unit in the last place."""
+    out = float(value)
+    while exact(out) > value:
+        out = math.nextafter(out, -math.inf)
+    return out
+
+
+def round_up(value: Fraction) -> float:
+    """Returns the smallest float whose decimal is not below `value`, up to one unit in the last place."""
+    out = float(value)
+    while exact(out) < value:
+        out = math.nextafter(out, math.inf)
+    return out
+
+
+def effective_delta(delta: float, implementation_delta: float) -> float:
+    """Returns what `delta` leaves for the mechanisms once `implementation_delta` is set aside, rounded down."""
+    return round_down(exact(delta) - exact(implementation_delta))
+
+
+def check_name(name: str, value: Any) -> str:
+    """Returns a public name: printable, not empty, at most 200 characters."""
+    ok = isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
+    if not ok:
+        raise fail(name, f"a printable string of 1 to {MAX_NAME_LENGTH} characters", value)
+    return str(value)

@@ -1,0 +1,100 @@
+"""What a sum of rows carries: a hidden value and a public bound. Knows no rows, no noise and no epsilon.
+
+`aggregation` makes these, `mechanisms` reads them; the two know each other only through this module.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
+from langchain_dpicl.privacy._validate import Adjacency, RowShape
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Norm: TypeAlias = Literal["l2", "range"]
+
+
+class Closed:
+    """Base of the classes that can break the promise: nobody derives from a proved class."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__bases__:
+            if issubclass(base, Closed) and base is not Closed and not base.__name__.startswith("_"):
+                raise TypeError(
+                    f"{base.__name__} is closed: its proof covers exactly this code. "
+                    "Add a sibling class with its own page in docs/proofs and run tests/contracts on it."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity(Closed):
+    """How far a sum moves between neighbours, per norm; None where nothing is proved.
+
+    Attributes:
+      l2: Euclidean length of the change.
+      range: largest minus smallest coordinate of the change (what a choice among the coordinates can feel).
+    """
+
+    l2: float | None
+    range: float | None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("l2", self.l2), ("range", self.range)):
+            if bound is not None and not (math.isfinite(bound) and bound > 0):
+                raise SensitivityError(f"Sensitivity: expected {name} finite and > 0, or None; found {bound!r}.")
+
+    def require(self, norm: Norm) -> float:
+        """Returns the bound in `norm`.
+
+        Raises:
+          SensitivityError: nothing is proved in that norm.
+        """
+        bound = self.l2 if norm == "l2" else self.range
+        if bound is None:
+            other = "gaussian" if norm == "range" else "gumbel"
+            raise SensitivityError(
+                f"sensitivity: expected a bound in {norm!r}, found none for this aggregation. "
+                f"Choose mechanism={other!r}, or an aggregation that is bounded in {norm!r}."
+            )
+        return bound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundedSum(Closed):
+    """A private sum together with the bound that was proved for it.
+
+    Formal guarantees:
+      - Between neighbours under `adjacency`, `value` changes by at most `sensitivity`, in each norm that is not None.
+      - `value` is finite, read-only, in no repr, and refuses to be copied or pickled.
+
+    Attributes:
+      value: float64[d], private until a mechanism has released it.
+      sensitivity: the public bound.
+      row_shape: "slots" or "units".
+      adjacency: the relation under which the bound holds.
+    """
+
+    value: Floats = field(repr=False)
+    sensitivity: Sensitivity
+    row_shape: RowShape
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        value = np.array(self.value, dtype=np.float64)
+        if value.ndim != 1 or value.size == 0:
+            raise SensitivityError(f"BoundedSum: expected float64[d] with d >= 1, found {value.ndim} dimensions.")
+        if not np.isfinite(value).all():
+            raise SensitivityError("BoundedSum: expected finite coordinates; build sums with `aggregation` only.")
+        value.flags.writeable = False
+        object.__setattr__(self, "value", value)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("BoundedSum holds private data: it cannot be copied, pickled or sent elsewhere.")

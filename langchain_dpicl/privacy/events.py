@@ -1,0 +1,237 @@
+"""What was done, as frozen values; `accounting.py` prices them. Knows no data, no noise and no epsilon.
+
+Promise of the format (events are stored in ledgers and reports): an event's meaning never changes; a new
+meaning is a new class; `kind` names are never reused. Every parameter is public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from langchain_dpicl.exceptions import UnknownEventError
+
+
+def _require(condition: bool, event: str, expected: str, found: object) -> None:
+    if not condition:
+        msg = f"{event}: expected {expected}, found {found!r}."
+        raise UnknownEventError(msg)
+
+
+def _positive(value: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and not math.isnan(value)
+
+
+@dataclass(frozen=True, slots=True)
+class NoEvent:
+    """Nothing about private data was released."""
+
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class NonPrivateEvent:
+    """Private data was released without protection: epsilon is infinite."""
+
+    kind: ClassVar[str] = "non_private"
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent:
+    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), the sensitivity being that of the adjacency in force."""
+
+    noise_multiplier: float
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _require(_positive(self.noise_multiplier), "GaussianEvent", "noise_multiplier > 0", self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class PureEvent:
+    """Any mechanism that is (epsilon, 0)-DP, for instance permute-and-flip."""
+
+    epsilon: float
+    kind: ClassVar[str] = "pure"
+
+    def __post_init__(self) -> None:
+        ok = _positive(self.epsilon) and math.isfinite(self.epsilon)
+        _require(ok, "PureEvent", "finite epsilon > 0", self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedRangeEvent:
+    """An `bound`-bounded-range mechanism: the exponential mechanism whose scores move within a range of `bound`
+    noise scales between neighbours (Dong, Durfee, Rogers 2020).
+    """
+
+    bound: float
+    kind: ClassVar[str] = "bounded_range"
+
+    def __post_init__(self) -> None:
+        ok = _positive(self.bound) and math.isfinite(self.bound)
+        _require(ok, "BoundedRangeEvent", "finite bound > 0", self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class ZCdpEvent:
+    """Any rho-zCDP mechanism (Bun and Steinke 2016)."""
+
+    rho: float
+    kind: ClassVar[str] = "zcdp"
+
+    def __post_init__(self) -> None:
+        _require(_positive(self.rho) and math.isfinite(self.rho), "ZCdpEvent", "finite rho > 0", self.rho)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedEvent:
+    """`event`, `count` times, adaptively."""
+
+    event: Event
+    count: int
+    kind: ClassVar[str] = "repeated"
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count >= 0
+        _require(ok, "RepeatedEvent", "an integer count >= 0", self.count)
+        _require_event("RepeatedEvent", self.event)
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedEvent:
+    """All of `events`, adaptively, in any order."""
+
+    events: tuple[Event, ...]
+    kind: ClassVar[str] = "composed"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+        for event in self.events:
+            _require_event("ComposedEvent", event)
+
+
+@dataclass(frozen=True, slots=True)
+class SubsampledEvent:
+    """`event` on one secret sample that holds each unit independently with probability `sampling_rate`.
+
+    Under `replace_one` it also stands for a fixed-size sample of that rate without replacement: both are bounded
+    by the symmetrised profile. A block of several releases on one sample is a `RepeatedEvent` inside.
+    """
+
+    event: Event
+    sampling_rate: float
+    kind: ClassVar[str] = "subsampled"
+
+    def __post_init__(self) -> None:
+        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
+        _require(ok, "SubsampledEvent", "0 < sampling_rate <= 1", self.sampling_rate)
+        _require_event("SubsampledEvent", self.event)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelEvent:
+    """Each unit of data set `partition` has one declared label and only that label's branch reads it.
+
+    Attributes:
+      partition: the `dataset_id` whose labels split the units.
+      branches: (label, event) pairs, sorted by label; a label that is absent is never read.
+    """
+
+    partition: str
+    branches: tuple[tuple[str, Event], ...]
+    kind: ClassVar[str] = "parallel"
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(((str(k), v) for k, v in self.branches), key=lambda pair: pair[0]))
+        labels = [label for label, _ in ordered]
+        _require(len(set(labels)) == len(labels), "ParallelEvent", "distinct labels", labels)
+        for _, event in ordered:
+            _require_event("ParallelEvent", event)
+        object.__setattr__(self, "branches", ordered)
+
+
+Event: TypeAlias = (
+    NoEvent
+    | NonPrivateEvent
+    | GaussianEvent
+    | PureEvent
+    | BoundedRangeEvent
+    | ZCdpEvent
+    | RepeatedEvent
+    | ComposedEvent
+    | SubsampledEvent
+    | ParallelEvent
+)
+
+EVENT_TYPES: tuple[type[Any], ...] = (
+    NoEvent,
+    NonPrivateEvent,
+    GaussianEvent,
+    PureEvent,
+    BoundedRangeEvent,
+    ZCdpEvent,
+    RepeatedEvent,
+    ComposedEvent,
+    SubsampledEvent,
+    ParallelEvent,
+)
+_BY_KIND = {cls.kind: cls for cls in EVENT_TYPES}
+
+
+def _require_event(owner: str, event: object) -> None:
+    if not isinstance(event, EVENT_TYPES):
+        msg = f"{owner}: expected an event of this module, found {type(event).__name__}."
+        raise UnknownEventError(msg)
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """Returns the JSON form of an event; `event_from_dict` inverts it exactly."""
+    _require_event("event_to_dict", event)
+    out: dict[str, Any] = {"kind": event.kind}
+    for field in dataclasses.fields(event):
+        out[field.name] = _encode(getattr(event, field.name))
+    return out
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, EVENT_TYPES):
+        return event_to_dict(value)
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """Rebuilds an event from its JSON form.
+
+    Raises:
+      UnknownEventError: unknown `kind`, a missing, unknown or invalid parameter.
+    """
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    cls = _BY_KIND.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        msg = f"event_from_dict: expected a kind among {sorted(_BY_KIND)}, found {kind!r}."
+        raise UnknownEventError(msg)
+    names = {field.name for field in dataclasses.fields(cls)}
+    if set(data) - {"kind"} != names:
+        msg = f"event_from_dict: {kind!r} takes {sorted(names)}, found {sorted(set(data) - {'kind'})}."
+        raise UnknownEventError(msg)
+    return cls(**{name: _decode(data[name]) for name in names})  # type: ignore[no-any-return]
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return event_from_dict(value)
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    return value
+
+
+def canonical_json(data: Any) -> str:
+    """Returns the one JSON text of a value: sorted keys, no spaces, no NaN (what hashes are taken of)."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

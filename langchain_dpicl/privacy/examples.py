@@ -1,0 +1,353 @@
+"""The opaque holder of private examples. Knows no ledger beyond its id, no sampling and no model.
+
+Content lives in closures: no attribute, repr, error or pickle of a `PrivateExamples` shows any of it, or how many
+records there are. The one way in is the private door `_pool`, which only the curator may use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, SupportsIndex
+
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    PrivacyBudgetMismatchError,
+    PrivateAccessError,
+    RecordError,
+)
+from langchain_dpicl.privacy._validate import check_delta, check_int, fail
+from langchain_dpicl.privacy.units import (
+    Declaration,
+    Unit,
+    Units,
+    make_declaration,
+    read_units,
+    records_of,
+    unit_name,
+)
+
+
+class _Opaque:
+    """Refuses every way out that Python offers by default."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        msg = f"{type(self).__name__}: private content cannot be pickled. Build it again where it is needed."
+        raise PrivateAccessError(msg)
+
+
+class Pool(_Opaque):
+    """The units of one label, or all of them, as the curator reads them. Counts and content are private.
+
+    Attributes:
+      num_units: units in the pool, removed ones included: they keep their position and hold no record.
+    """
+
+    __slots__ = ("_count", "_read")
+
+    def __init__(self, count: Callable[[], int], read: Callable[[int], Unit]) -> None:
+        self._count = count
+        self._read = read
+
+    @property
+    def num_units(self) -> int:
+        """Number of positions; private."""
+        return self._count()
+
+    def records(self, position: int) -> Unit:
+        """Returns copies of the records of the unit at `position`; empty if it was removed."""
+        if not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position drawn from this pool; found another.")
+        return self._read(position)
+
+    def __repr__(self) -> str:
+        return "Pool(<private>)"
+
+
+class PrivateExamples(_Opaque):
+    """Private examples, readable only through releases that a ledger paid for.
+
+    Formal guarantees:
+      - A unit (one record, or all records of one `unit_key`) stands at one position of one label, chosen by a rule
+        that looks at that unit alone; adding or removing a unit changes no other unit.
+      - After construction nothing depends on the records: no length, iteration, equality by content, pickle or
+        copy exists, and no error, repr or format shows content or counts.
+      - Attached to at most one ledger, for ever; once attached it refuses every path without a charge, and once
+        opened without a charge it can never be attached.
+
+    Args:
+      records: texts, or mappings with the declared fields. Zero records are fine.
+      public_size: declared number of units, or one number per label. Public; it sets sampling rates and has no
+        default. It need not be right for the privacy guarantee, only for utility.
+      text_key: field that holds the text.
+      label_key: field that holds the label, if labels split the examples.
+      labels: every label that may occur, in the order that breaks ties. Public.
+      unit_key: field that names the unit (a user, say). None: every record is a unit of its own.
+      fields: further text fields that prompts may use.
+      dataset_id: declared name of the data set. Public; two data sets on one ledger need two names.
+      max_chars: characters kept of each text; the rest is cut, never refused. Public.
+      records_per_unit: records kept of each unit, the first ones. Public.
+
+    Raises:
+      ConfigurationError: a public argument is out of range.
+      RecordError: a record lacks a field, holds no text or an undeclared label. Index and value are hidden.
+
+    Example:
+      >>> private = PrivateExamples(
+      ...     [{"text": "my card was charged twice", "queue": "billing"}],
+      ...     label_key="queue",
+      ...     labels=("billing", "login"),
+      ...     public_size=12_000,
+      ... )
+      >>> private
+      PrivateExamples(dataset_id='private-examples', content=<private>)
+      >>> private.fields
+      ('text', 'queue')
+    """
+
+    __slots__ = ("_declared", "_exposed", "_identity", "_ledger_id", "_lock", "_open", "_remove")
+
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any] | str],
+        *,
+        public_size: int | Mapping[str, int],
+        text_key: str = "text",
+        label_key: str | None = None,
+        labels: Iterable[str] | None = None,
+        unit_key: str | None = None,
+        fields: Iterable[str] = (),
+        dataset_id: str = "private-examples",
+        max_chars: int = 20_000,
+        records_per_unit: int = 1,
+    ) -> None:
+        wrong_container = _container_fault(records)
+        source = iter(()) if wrong_container else iter(records)
+        del records
+        if wrong_container:
+            raise ConfigurationError(wrong_container)
+        self._declared: Declaration = make_declaration(
+            dataset_id=dataset_id,
+            public_size=public_size,
+            text_key=text_key,
+            label_key=label_key,
+            labels=labels,
+            unit_key=unit_key,
+            fields=fields,
+            max_chars=max_chars,
+            records_per_unit=records_per_unit,
+        )
+        units, fault = read_units(source, self._declared)
+        del source
+        if units is None:
+            raise RecordError(fault + " Index and value are hidden; check the records where they are made.")
+        self._open, self._remove = _seal(units)
+        self._lock = threading.Lock()
+        self._identity = object()
+        self._ledger_id: str | None = None
+        self._exposed = False
+
+    @classmethod
+    def from_documents(cls, documents: Iterable[Any], **declared: Any) -> PrivateExamples:
+        """Builds private examples from LangChain documents.
+
+        Args:
+          documents: objects with `page_content` (the text) and `metadata` (the other fields).
+          **declared: the keyword arguments of `PrivateExamples`.
+
+        Raises:
+          ConfigurationError: a public argument is out of range.
+          RecordError: a document cannot be read as a record.
+        """
+        wrong_container = _container_fault(documents)
+        source = None if wrong_container else _document_records(documents, declared.get("text_key", "text"))
+        del documents
+        if source is None:
+            raise ConfigurationError(wrong_container)
+        return cls(source, **declared)
+
+    @property
+    def dataset_id(self) -> str:
+        """The declared name of the data set."""
+        return self._declared.dataset_id
+
+    @property
+    def public_size(self) -> int | dict[str, int]:
+        """The declared number of units, per label if it was declared so."""
+        size = self._declared.public_size
+        return size if isinstance(size, int) else dict(size)
+
+    @property
+    def text_key(self) -> str:
+        """The field that holds the text."""
+        return self._declared.text_key
+
+    @property
+    def label_key(self) -> str | None:
+        """The field that holds the label, or None."""
+        return self._declared.label_key
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The declared labels, or None if labels do not split the examples."""
+        return self._declared.labels or None
+
+    @property
+    def unit_key(self) -> str | None:
+        """The field that names the unit, or None."""
+        return self._declared.unit_key
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every declared field, text and label included."""
+        return self._declared.fields
+
+    @property
+    def max_chars(self) -> int:
+        """Characters kept of each text."""
+        return self._declared.max_chars
+
+    @property
+    def records_per_unit(self) -> int:
+        """Records kept of each unit."""
+        return self._declared.records_per_unit
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """Everything declared, as JSON values; what ledgers and reports show of these examples."""
+        return self._declared.to_dict()
+
+    def public_size_of(self, label: str | None) -> int:
+        """Returns the declared number of units of a label, or of all units for None.
+
+        One number declared over several labels counts as spread evenly, rounded down to at least 1: a public rule
+        that touches utility only.
+
+        Raises:
+          ConfigurationError: the label is not declared.
+        """
+        self._check_label(label)
+        size = self._declared.public_size
+        if label is None:
+            return self._declared.total_size
+        if isinstance(size, int):
+            return max(1, size // len(self._declared.labels))
+        return dict(size)[label]
+
+    def check_delta(self, delta: float) -> None:
+        """Refuses a delta above 1 / (10 * public_size), sizes of all labels added.
+
+        Raises:
+          ConfigurationError: delta is out of range or above the limit.
+        """
+        limit = 1 / (10 * self._declared.total_size)
+        if check_delta(delta) > limit:
+            advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
+            raise fail("delta", f"at most 1/(10 * public_size) = {limit:.3g} for {self.dataset_id!r}", delta, advice)
+
+    def remove(self, unit: str | int) -> None:
+        """Deletes the content of one unit. Its position stays, so rates, sampling and ledger do not change.
+
+        Says nothing about whether the unit was there. Releases made before the removal stay as they are.
+
+        Args:
+          unit: value of `unit_key` (7 and "7" name the same unit); without `unit_key`, the 0-based position that
+            the record had at construction.
+
+        Raises:
+          ConfigurationError: `unit` is not of the type that names a unit here.
+        """
+        if self.unit_key is None:
+            name: str | None = str(check_int("unit", unit, low=0))
+        else:
+            name = unit_name(unit)
+        if name is None:
+            raise fail("unit", f"a value of {self.unit_key!r}: text or an integer", type(unit).__name__)
+        self._remove(name)
+
+    def _attach(self, ledger_id: str) -> None:
+        """Binds these examples to one ledger, for ever; the same ledger again changes nothing."""
+        with self._lock:
+            if self._exposed:
+                msg = f"{self.dataset_id!r} was opened without privacy, so no ledger can protect it. Build it again."
+                raise PrivateAccessError(msg)
+            if self._ledger_id not in {None, ledger_id}:
+                msg = (
+                    f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}. "
+                    "Use the budget it was bound to."
+                )
+                raise PrivacyBudgetMismatchError(msg)
+            self._ledger_id = ledger_id
+
+    def _pool(self, label: str | None, *, ledger_id: str | None) -> Pool:
+        """Opens the pool of one label, or of all units: the private door, for the curator only."""
+        self._check_label(label)
+        with self._lock:
+            if ledger_id is None:
+                self._expose()
+            elif ledger_id != self._ledger_id:
+                msg = (
+                    f"{self.dataset_id!r}: expected ledger {self._ledger_id}, found {ledger_id}. "
+                    "Bind the examples with budget.bind(private) and use that budget."
+                )
+                raise PrivacyBudgetMismatchError(msg)
+        return self._open(label)
+
+    def _expose(self) -> None:
+        if self._ledger_id is not None:
+            msg = f"{self.dataset_id!r} is bound to a ledger and refuses every path without a privacy charge."
+            raise PrivateAccessError(msg)
+        self._exposed = True
+
+    def _check_label(self, label: str | None) -> None:
+        if label is not None and label not in self._declared.labels:
+            raise fail("label", f"None or a declared label among {list(self._declared.labels)}", label)
+
+    def __repr__(self) -> str:
+        declared = getattr(self, "_declared", None)  # absent while an error of the constructor is shown
+        return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
+
+
+def _seal(units: Units) -> tuple[Callable[[str | None], Pool], Callable[[str], None]]:
+    """Closes over the content; only these two functions come out."""
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(lambda: len(units.contents), lambda position: tuple(records_of(units, position)))
+        index = units.by_label[label]
+        return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
+
+    def remove(name: str) -> None:
+        position = units.positions.pop(name, None)
+        if position is not None:
+            units.contents[position] = ()
+
+    return open_pool, remove
+
+
+def _container_fault(records: Any) -> str:
+    """Returns what is wrong with the container of records, by its type alone."""
+    if hasattr(records, "iloc"):
+        return "records: expected an iterable of texts or mappings, found a table. Use table.to_dict('records')."
+    if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):
+        return f"records: expected an iterable of texts or mappings, found {type(records).__name__}."
+    return ""
+
+
+def _document_records(documents: Iterable[Any], text_key: str) -> Iterator[Any]:
+    """Yields each document as a record; None, which is a record fault, where it cannot be read."""
+    for document in documents:
+        metadata = getattr(document, "metadata", None)
+        content = getattr(document, "page_content", None)
+        yield {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None

@@ -1,0 +1,198 @@
+"""What the lines of a ledger add up to. Knows no store, no process and no accountant; sees public amounts only.
+
+One rule book for everybody: the same `apply` runs when a line is written, when another process's line is read and
+when a whole ledger is verified, so a line that breaks the rules is found wherever it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from langchain_dpicl.exceptions import DPICLError, LedgerError
+from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
+from langchain_dpicl.privacy.amounts import exact
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord
+from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components
+
+BIND = "bind"
+SEAL = "seal"
+RESERVE = "reserve"
+COMMIT = "commit"
+GIVE_BACK = "give_back"
+
+Slot = tuple[str, str | None]
+"""(template, label) of a ticket; (kind, None) of a pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedShare:
+    """A share whose charge stands, and when its first reservation sealed it."""
+
+    terms: ShareTerms
+    stamp: str
+
+
+@dataclass(slots=True)
+class _Open:
+    """A reservation not yet settled in full."""
+
+    component: str
+    slot: Slot
+    unit: Fraction
+    unsettled: int
+    refundable: bool
+
+
+def unit_cost(kind: Kind, amount: float) -> Fraction:
+    """Returns what one ticket takes: 1 of its count, mu^2 of a GDP pool, rho of a zCDP pool."""
+    if kind == "tickets":
+        return Fraction(1)
+    return exact(amount) ** 2 if kind == "gdp" else exact(amount)
+
+
+def allowance(component: Component, slot: Slot) -> Fraction:
+    """Returns what a slot holds before anything is reserved."""
+    if component.limit is not None:
+        return unit_cost(component.kind, component.limit)
+    return Fraction(component.ticket(*slot).max_count)
+
+
+class LedgerState:
+    """Totals, shares, bindings and open reservations after the lines applied so far.
+
+    Attributes:
+      header: the ledger's limits.
+      seq: number of the last line applied.
+      head: its hash.
+      bindings: declarations of the data sets bound to this ledger, by `dataset_id`.
+      shares: the sealed share of each component.
+    """
+
+    def __init__(self, header: LedgerHeader) -> None:
+        self.header = header
+        self.seq = 0
+        self.head = header.digest
+        self.bindings: dict[str, Mapping[str, Any]] = {}
+        self.shares: dict[str, SealedShare] = {}
+        self._sealed: list[SealedShare] = []
+        self._left: dict[tuple[str, Slot], Fraction] = {}
+        self._open: dict[int, _Open] = {}
+
+    @property
+    def sealed(self) -> tuple[SealedShare, ...]:
+        """Every sealed share, in order."""
+        return tuple(self._sealed)
+
+    @property
+    def spent(self) -> tuple[Fraction, Fraction]:
+        """Epsilon and delta of all sealed shares: basic composition, valid however adaptively they were made."""
+        return (
+            sum((exact(share.terms.epsilon) for share in self._sealed), Fraction(0)),
+            sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
+        )
+
+    def left(self, component: str, slot: Slot) -> Fraction:
+        """Returns what a sealed component's slot still holds."""
+        return self._left[component, slot]
+
+    def sealed_component(self, name: str) -> Component | None:
+        """Returns the sealed terms of a component, or None."""
+        share = self.shares.get(name)
+        return next((c for c in share.terms.components if c.name == name), None) if share is not None else None
+
+    def apply(self, record: LedgerRecord) -> None:
+        """Takes in the next line.
+
+        Raises:
+          LedgerError: the line is not the next of this chain, was changed, or breaks a rule. The state stays as
+            it was.
+        """
+        if (record.seq, record.prev, record.hash) != (self.seq + 1, self.head, record.computed_hash):
+            msg = f"ledger: line {self.seq + 1} does not follow from the lines before it. Restore an untouched copy."
+            raise LedgerError(msg)
+        fault = ""
+        try:
+            self._rule(record.kind)(record)
+        except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            msg = f"ledger: line {record.seq} ({record.kind}) breaks the rules of this version ({fault})"
+            raise LedgerError(msg)
+        self.seq, self.head = record.seq, record.hash
+
+    def _rule(self, kind: str) -> Any:
+        rules = {
+            BIND: self._bind,
+            SEAL: self._seal,
+            RESERVE: self._reserve,
+            COMMIT: self._commit,
+            GIVE_BACK: self._give_back,
+        }
+        return rules[kind]
+
+    def _bind(self, record: LedgerRecord) -> None:
+        name = record.body["dataset_id"]
+        _require(name not in self.bindings, "a data set not yet bound")
+        self.bindings[name] = record.body
+
+    def _seal(self, record: LedgerRecord) -> None:
+        terms = ShareTerms.from_dict(record.body)
+        names = [component.name for component in terms.components]
+        _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
+        _require(terms.event == event_of_components(terms.components), "the event of its tickets")
+        epsilon, delta = self.spent
+        epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
+        delta += exact(check_positive("delta", terms.delta))
+        _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
+        left = {(c.name, slot): allowance(c, slot) for c in terms.components for slot in slots(c)}
+        share = SealedShare(terms, record.stamp)
+        self._sealed.append(share)
+        self.shares.update(dict.fromkeys(names, share))
+        self._left.update(left)
+
+    def _reserve(self, record: LedgerRecord) -> None:
+        body = record.body
+        component = self.sealed_component(body["component"])
+        if component is None:
+            raise LedgerError("expected a sealed component")
+        slot: Slot = (body["template"], body["label"])
+        count = check_int("count", body["count"], low=1)
+        unit = unit_cost(component.kind, check_positive("amount", body["amount"]))
+        left = self._left[component.name, slot] - unit * count
+        _require(left >= 0, "no more than what is left")
+        refundable = component.limit is not None or component.ticket(*slot).refundable
+        self._left[component.name, slot] = left
+        self._open[record.seq] = _Open(component.name, slot, unit, count, refundable)
+
+    def _commit(self, record: LedgerRecord) -> None:
+        self._settle(record)
+
+    def _give_back(self, record: LedgerRecord) -> None:
+        entry = self._open[record.body["reservation"]]
+        _require(entry.refundable, "a refundable ticket")
+        self._left[entry.component, entry.slot] += entry.unit * self._settle(record)
+
+    def _settle(self, record: LedgerRecord) -> int:
+        number = record.body["reservation"]
+        entry = self._open[number]
+        count = check_int("count", record.body["count"], low=1, high=entry.unsettled)
+        entry.unsettled -= count
+        if not entry.unsettled:
+            del self._open[number]
+        return count
+
+
+def slots(component: Component) -> Iterator[Slot]:
+    """Yields every (template, label) of a component."""
+    if component.limit is not None:
+        yield component.kind, None
+    for ticket in component.tickets:
+        yield ticket.template, ticket.label
+
+
+def _require(condition: bool, expected: str) -> None:
+    if not condition:
+        raise LedgerError(f"expected {expected}")

@@ -1,0 +1,269 @@
+"""Noise on a bounded sum, and the event that says so. Knows no rows, no sampling and no epsilon.
+
+Three closed classes, each with a page in docs/proofs. A noise multiplier is the noise scale over the sensitivity in
+the mechanism's own norm; nobody multiplies by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, TypeAlias, final
+
+import numpy as np
+
+from langchain_dpicl.exceptions import SensitivityError
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
+from langchain_dpicl.privacy.bounded import BoundedSum, Closed, Floats, Norm
+from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.randomness import GaussianDraws, Noise, SecureRandom
+
+# Noise is rounded up by more than the roundings of scale and event together can take away.
+_ROUND_UP = 1.0 + 2.0**-50
+# A noisy vector is rounded to multiples of a power of two that is at most this share of the noise scale,
+_GRID_SHARE = 2.0**-16
+# but no finer than the grid of the sums, which are at most _LARGEST: then every multiple is a float.
+_FINEST_GRID = 2.0**-32
+_LARGEST = 2.0**20
+# Share of (grid + scale + noise) within which float arithmetic may misplace a draw: 256 units of 2^-52.
+_MARGIN = 2.0**-44
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """What left the vault.
+
+    Attributes:
+      index: the chosen coordinate, or None.
+      values: float64[d] noisy sum on a public grid, or None; free to post-process.
+      event: what the accountant charges.
+    """
+
+    index: int | None
+    values: Floats | None = field(repr=False)
+    event: Event
+
+
+class _Noise(Closed):
+    """What the three mechanisms share: validation, scale, and scores that lose no digit to rounding."""
+
+    __slots__ = ()
+    noise_multiplier: float
+    name: ClassVar[str]
+    norm: ClassVar[Norm]
+    kind: ClassVar[Noise]
+
+    def __post_init__(self) -> None:
+        checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
+        object.__setattr__(self, "noise_multiplier", checked)
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """The event of one release."""
+
+    def _scale(self, total: BoundedSum) -> float:
+        scale = self.noise_multiplier * total.sensitivity.require(self.norm) * _ROUND_UP
+        if not np.isfinite(total.value).all():
+            raise SensitivityError(f"{self.name}: expected a finite sum; build sums with `aggregation` only.")
+        return scale
+
+    def implementation_delta(self, d: int) -> float:
+        """Returns what one release over `d` candidates may add to delta, beyond the ideal mechanism.
+
+        Source: docs/proofs/randomness.md, sections 4 and 5.
+        """
+        return SecureRandom.implementation_delta(self.kind, check_int("d", d, low=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"name": self.name, "noise_multiplier": self.noise_multiplier}
+
+
+class _NoisyMax(_Noise):
+    """The argmax of noisy scores; nothing else leaves."""
+
+    __slots__ = ()
+
+    def _choose(self, total: BoundedSum, standard_noise: Callable[[int], Floats]) -> Release:
+        scale = self._scale(total)
+        # Scores relative to the best one: exact on the grid of sums, and small where it matters.
+        scores = total.value - total.value.max()  # [d], <= 0
+        index = int(np.argmax(scores + scale * standard_noise(scores.size)))
+        return Release(index=index, values=None, event=self.event)
+
+
+def _grid_step(scale: float) -> float:
+    """Returns the public grid of a noisy vector, from its noise scale alone."""
+    return max(math.ldexp(_GRID_SHARE, math.frexp(scale)[1] - 1), _FINEST_GRID)
+
+
+def _rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> Floats:
+    """Returns float64[d]: value + scale * ideal draw, rounded to the nearest multiple of `step` as in real arithmetic.
+
+    Floats decide where they are certain; a sum within their error of the middle between two multiples is settled with
+    rationals and fresh coins. Needs |value| <= _LARGEST.
+    """
+    whole = np.rint(value / step)
+    rest = value - whole * step  # [d], exact, at most half a step
+    cells = (rest + scale * draws.values) / step
+    nearest = np.rint(cells)
+    doubt = _MARGIN * (1.0 + scale / step * (1.0 + np.abs(draws.values)))  # [d], in steps
+    for i in np.flatnonzero(0.5 - np.abs(cells - nearest) <= doubt):
+        lower = math.floor(cells[i])
+        middle = Fraction(lower + 0.5) * Fraction(step) - Fraction(float(rest[i]))
+        nearest[i] = lower if draws.is_below(int(i), middle / Fraction(scale)) else lower + 1
+    return (whole + nearest + 0.0) * step  # + 0.0: no negative zero, whose sign is not part of the ideal result
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GaussianMechanism(_Noise):
+    """Adds independent normal noise to every coordinate of a sum and rounds the result to a public grid.
+
+    Formal guarantees:
+      - `values` is `total.value + N(0, (noise_multiplier * L2 sensitivity)^2 I)`, under `total.adjacency`, rounded to
+        the nearest multiples of a power of two: between 2^-17 and 2^-16 of the noise scale, and at least 2^-32.
+      - It equals the rounding of real normal noise except with a probability that `implementation_delta` covers, so
+        `values` may be used by any post-processing (argmax, thresholds, sampling, cutting at zero).
+      - The event is `GaussianEvent(noise_multiplier)`.
+      - Coordinates beyond 2^20 in magnitude, which no sum of up to 2^20 rows has, are cut to it before the noise.
+
+    The curator still lets indices out only: vectors for users ask for a discrete sampler.
+
+    Args:
+      noise_multiplier: standard deviation of the noise over the L2 sensitivity, in [1e-9, 1e12].
+
+    Raises:
+      ConfigurationError: `noise_multiplier` out of range.
+
+    >>> GaussianMechanism(2.0).event
+    GaussianEvent(noise_multiplier=2.0)
+
+    Source: Balle and Wang (2018), Theorem 8; docs/proofs/gaussian.md.
+    """
+
+    noise_multiplier: float
+    name: ClassVar[str] = "gaussian"
+    norm: ClassVar[Norm] = "l2"
+    kind: ClassVar[Noise] = "gaussian"
+    releases: ClassVar[Literal["vector", "index"]] = "vector"
+
+    @property
+    def event(self) -> GaussianEvent:
+        """The event of one release."""
+        return GaussianEvent(self.noise_multiplier)
+
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Adds the noise and rounds.
+
+        Args:
+          total: float64[d] sum with its L2 sensitivity.
+          rng: source of noise.
+
+        Raises:
+          SensitivityError: `total` carries no L2 bound.
+        """
+        scale = self._scale(total)
+        bounded = np.clip(total.value, -_LARGEST, _LARGEST)  # moves no two sums apart
+        values = _rounded(bounded, rng.gaussian_draws(total.value.size), scale, _grid_step(scale))  # [d]
+        return Release(index=None, values=values, event=self.event)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GumbelMechanism(_NoisyMax):
+    """Releases the argmax of a sum plus Gumbel noise: the exponential mechanism.
+
+    Formal guarantees:
+      - `index` is i with probability proportional to exp(total.value[i] / (noise_multiplier * range)).
+      - The event is `BoundedRangeEvent(1 / noise_multiplier)`; within `implementation_delta` of it.
+
+    Args:
+      noise_multiplier: Gumbel scale over the range of a neighbour's change, in [1e-9, 1e12].
+
+    Raises:
+      ConfigurationError: `noise_multiplier` out of range.
+
+    Source: McSherry and Talwar (2007); Dong, Durfee, Rogers (2020); docs/proofs/gumbel.md.
+    """
+
+    noise_multiplier: float
+    name: ClassVar[str] = "gumbel"
+    norm: ClassVar[Norm] = "range"
+    kind: ClassVar[Noise] = "gumbel"
+    releases: ClassVar[Literal["vector", "index"]] = "index"
+
+    @property
+    def event(self) -> BoundedRangeEvent:
+        """The event of one release."""
+        return BoundedRangeEvent(1.0 / self.noise_multiplier)
+
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Chooses the noisy best coordinate.
+
+        Args:
+          total: float64[d] sum with its range sensitivity.
+          rng: source of noise.
+
+        Raises:
+          SensitivityError: `total` carries no range bound.
+        """
+        return self._choose(total, rng.gumbel)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PermuteAndFlipMechanism(_NoisyMax):
+    """Releases the argmax of a sum plus exponential noise, which is permute-and-flip.
+
+    Formal guarantees:
+      - `index` has the law of permute-and-flip at scale noise_multiplier * range.
+      - The event is `PureEvent(1 / noise_multiplier)`; within `implementation_delta` of it.
+
+    Args:
+      noise_multiplier: exponential scale over the range of a neighbour's change, in [1e-9, 1e12].
+
+    Raises:
+      ConfigurationError: `noise_multiplier` out of range.
+
+    Source: McKenna and Sheldon (2020); Ding, Kifer et al. (2021); docs/proofs/permute-and-flip.md.
+    """
+
+    noise_multiplier: float
+    name: ClassVar[str] = "permute_and_flip"
+    norm: ClassVar[Norm] = "range"
+    kind: ClassVar[Noise] = "exponential"
+    releases: ClassVar[Literal["vector", "index"]] = "index"
+
+    @property
+    def event(self) -> PureEvent:
+        """The event of one release."""
+        return PureEvent(1.0 / self.noise_multiplier)
+
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Chooses the noisy best coordinate; see `GumbelMechanism.release`."""
+        return self._choose(total, rng.exponential)
+
+
+Mechanism: TypeAlias = GumbelMechanism | GaussianMechanism | PermuteAndFlipMechanism
+MECHANISMS: tuple[str, ...] = ("gumbel", "gaussian", "permute_and_flip")
+"""The closed list of names, the default first."""
+_BY_NAME: dict[str, type[Mechanism]] = {
+    cls.name: cls for cls in (GumbelMechanism, GaussianMechanism, PermuteAndFlipMechanism)
+}
+
+
+def mechanism_by_name(name: str) -> type[Mechanism]:
+    """Returns the class of a mechanism's public name.
+
+    Raises:
+      ConfigurationError: `name` is not one of `MECHANISMS`.
+
+    >>> mechanism_by_name("gumbel").__name__
+    'GumbelMechanism'
+    """
+    return _BY_NAME[check_choice("mechanism", name, MECHANISMS)]

@@ -1,0 +1,109 @@
+"""The frozen plan of a release: sampling x aggregation x mechanism x event x adjacency. Knows no data and no model.
+
+Sampler, sensitivity, noise and event come out of one value, so that what runs is what is charged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int
+from langchain_dpicl.privacy.aggregation import ClippedLogitMean, MaxNormalizedSum, ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.bounded import Sensitivity
+from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
+from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
+from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+
+Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots
+Aggregation: TypeAlias = ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean
+Mechanism: TypeAlias = GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePlan:
+    """How one index is released, again and again, from one pool of units.
+
+    Formal guarantees:
+      - `block_event(c)` bounds the privacy loss of `c` adaptive releases on one secret sample drawn by `sampler`.
+      - `event(n)` bounds `n` releases, redrawn every `redraw_every` of them.
+
+    Attributes:
+      sampler: draws the secret sample; fixes the row shape.
+      aggregation: turns rows into a bounded sum; holds the sensitivity.
+      mechanism: adds the noise; holds the event.
+      adjacency: the neighbouring relation all of it is stated under.
+      redraw_every: releases per secret sample (c), public.
+    """
+
+    sampler: Sampler
+    aggregation: Aggregation
+    mechanism: Mechanism
+    adjacency: Adjacency
+    redraw_every: int = 1
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        check_int("redraw_every", self.redraw_every, low=1)
+        if self.adjacency not in self.sampler.adjacencies:
+            msg = (
+                f"sampler: expected one proved under adjacency={self.adjacency!r}, found "
+                f"{type(self.sampler).__name__} ({', '.join(sorted(self.sampler.adjacencies))})."
+            )
+            raise ConfigurationError(msg)
+        if getattr(self.sensitivity, self.mechanism.norm) is None:
+            msg = (
+                f"mechanism: expected one whose norm ({self.mechanism.norm}) {type(self.aggregation).__name__} "
+                f"bounds, found {type(self.mechanism).__name__}."
+            )
+            raise ConfigurationError(msg)
+
+    @property
+    def row_shape(self) -> RowShape:
+        """The shape of a row: a slot of several units, or one unit."""
+        return self.sampler.row_shape
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """The sensitivity of one aggregated sum."""
+        return self.aggregation.sensitivity(row_shape=self.row_shape, adjacency=self.adjacency)
+
+    def with_noise(self, noise_multiplier: float) -> ReleasePlan:
+        """Returns the same plan with another noise multiplier."""
+        return dataclasses.replace(self, mechanism=type(self.mechanism)(noise_multiplier=noise_multiplier))
+
+    def block_event(self, length: int) -> Event:
+        """Returns the event of `length` releases on one secret sample, composed inside and amplified once."""
+        check_int("length", length, low=1)
+        inner = self.mechanism.event if length == 1 else RepeatedEvent(self.mechanism.event, length)
+        return self.sampler.amplify(inner)
+
+    def blocks(self, num_releases: int) -> tuple[tuple[int, int], ...]:
+        """Returns (length, count) of the blocks that make `num_releases`; only the last may be shorter."""
+        full, rest = divmod(check_int("num_releases", num_releases, low=0), self.redraw_every)
+        pairs = ((self.redraw_every, full), (rest, 1))
+        return tuple((length, count) for length, count in pairs if length and count)
+
+    def event(self, num_releases: int) -> Event:
+        """Returns the event of `num_releases` releases."""
+        parts = tuple(RepeatedEvent(self.block_event(length), count) for length, count in self.blocks(num_releases))
+        return parts[0] if len(parts) == 1 else ComposedEvent(parts)
+
+    def implementation_delta(self, num_releases: int, *, width: int) -> float:
+        """Returns the declared gap between ideal and drawn coins over `num_releases` of `width` candidates."""
+        sampling = SecureRandom.implementation_delta("binomial")
+        return num_releases * (self.mechanism.implementation_delta(width) + sampling)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for plans and reports."""
+        return {
+            "sampler": self.sampler.to_dict(),
+            "aggregation": self.aggregation.to_dict(),
+            "mechanism": self.mechanism.to_dict(),
+            "adjacency": self.adjacency,
+            "redraw_every": self.redraw_every,
+            "sensitivity": dataclasses.asdict(self.sensitivity),
+        }

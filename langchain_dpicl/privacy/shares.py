@@ -1,0 +1,277 @@
+"""What a component holds: a share of tickets or a pool, and the reservations it takes from them.
+
+Knows no records and no accountant. Reserve (durable) -> burn, before the first private call -> commit, once the noised
+state is safe. What was reserved stays charged whatever happens, but for unburnt refundable tickets.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NoReturn, SupportsIndex
+
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.privacy._validate import check_int, check_positive
+from langchain_dpicl.privacy.amounts import round_down
+from langchain_dpicl.privacy.desk import Desk, Standing
+from langchain_dpicl.privacy.events import Event, GaussianEvent, ZCdpEvent
+from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
+from langchain_dpicl.privacy.tickets import Component, ShareTerms
+
+
+class Uncopyable:
+    """A copy of a budget or of anything taken from it would spend twice, so there is none."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        msg = f"{type(self).__name__}: cannot be pickled, its copy would spend the budget again. Share a durable store."
+        raise PrivacyBudgetError(msg)
+
+
+class Reservation(Uncopyable):
+    """Tickets that are charged, durably, and not yet used.
+
+    Formal guarantees:
+      - At most `count` tickets burn, whatever the interleaving of threads, and none in a forked copy.
+      - Only tickets that never burnt return, only if refundable, and only to the slot they came from.
+
+    Attributes:
+      ledger_id: the ledger that paid.
+      component: name of the component that holds it.
+      partition: `dataset_id` of the only examples its labels speak of; None: the component declared none.
+      template: the ticket's template ("gdp" or "zcdp" for a pool).
+      label: the declared label whose units the tickets may read, or None.
+      count: how many were reserved.
+      event: what one ticket may release.
+      refundable: whether unburnt tickets can be given back.
+    """
+
+    def __init__(
+        self, desk: Desk, number: int, component: Component, slot: Slot, *, count: int, event: Event, refundable: bool
+    ) -> None:
+        self.ledger_id = desk.header.ledger_id
+        self.component = component.name
+        self.partition = component.partition
+        self.template, self.label = slot
+        self.count = count
+        self.event = event
+        self.refundable = refundable
+        self._desk = desk
+        self._number = number
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._unburnt = count
+        self._uncommitted = 0
+
+    @property
+    def unburnt(self) -> int:
+        """Tickets that may still burn."""
+        return self._unburnt
+
+    @property
+    def uncommitted(self) -> int:
+        """Tickets burnt and not yet committed."""
+        return self._uncommitted
+
+    def burn(self, count: int = 1) -> None:
+        """Uses tickets up. Call it before the first private call that they pay for.
+
+        Needs no write: the ledger holds every reserved ticket as spent already.
+
+        Raises:
+          PrivacyBudgetExceededError: fewer tickets are left.
+          LedgerError: this is a forked copy of the reservation.
+        """
+        check_int("count", count, low=1)
+        if os.getpid() != self._pid:
+            raise LedgerError("reservation: expected the process that reserved it, found a fork. Reserve anew there.")
+        with self._lock:
+            if count > self._unburnt:
+                msg = f"burn: requested {count} tickets of {self.component!r}, remaining {self._unburnt}. Reserve more."
+                raise PrivacyBudgetExceededError(msg, requested=count, remaining=self._unburnt)
+            self._unburnt -= count
+            self._uncommitted += count
+
+    def commit(self, count: int = 1) -> None:
+        """Records that the noised state of burnt tickets is safe.
+
+        Raises:
+          LedgerError: fewer tickets are burnt and not yet committed.
+        """
+        check_int("count", count, low=1)
+        with self._lock:
+            if count > self._uncommitted:
+                msg = (
+                    f"commit: expected at most {self._uncommitted} burnt tickets of {self.component!r}, found {count}."
+                )
+                raise LedgerError(msg)
+            self._desk.settle(COMMIT, self._number, count)
+            self._uncommitted -= count
+
+    def give_back(self) -> int:
+        """Returns unburnt tickets to their slot if they are refundable; none of them can burn afterwards.
+
+        Returns:
+          How many went back; 0 if they are not refundable (then they stay spent).
+        """
+        with self._lock:
+            # Closed first: if the write fails the tickets stay spent and cannot be used either.
+            count, self._unburnt = self._unburnt, 0
+            if not count or not self.refundable:
+                return 0
+            self._desk.settle(GIVE_BACK, self._number, count)
+            return count
+
+    def __repr__(self) -> str:
+        return f"Reservation({self.component!r}, {self.template!r}, label={self.label!r}, count={self.count})"
+
+
+class _Holding(Uncopyable):
+    """What shares and pools have in common."""
+
+    def __init__(self, desk: Desk, component: Component, standing: Standing) -> None:
+        self._desk = desk
+        self._component = component
+        self._standing = standing
+
+    @property
+    def component(self) -> str:
+        """Public name of the component."""
+        return self._component.name
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the share is charged (of a joint plan: all of it); None while the plan is open."""
+        terms = self._terms()
+        return None if terms is None else terms.epsilon
+
+    @property
+    def delta(self) -> float | None:
+        """What the share is charged (of a joint plan: all of it); None while the plan is open."""
+        terms = self._terms()
+        return None if terms is None else terms.delta
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a first reservation has made the share final."""
+        return self.component in self._desk.refresh().shares
+
+    def _terms(self) -> ShareTerms | None:
+        sealed = self._desk.refresh().shares.get(self.component)
+        return sealed.terms if sealed is not None else self._standing.terms
+
+    def _left(self, slot: Slot) -> float:
+        full = allowance(self._component, slot)
+        state = self._desk.refresh()
+        return round_down(state.left(self.component, slot) if self.component in state.shares else full)
+
+    def _take(self, slot: Slot, count: int, *, amount: float, event: Event, refundable: bool) -> Reservation:
+        number = self._desk.reserve(self._standing, self._component, slot, count=count, amount=amount)
+        return Reservation(self._desk, number, self._component, slot, count=count, event=event, refundable=refundable)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.component!r})"
+
+
+class Share(_Holding):
+    """A component's tickets. Made by `Budget.declare`.
+
+    Formal guarantees:
+      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out.
+      - The first reservation seals the share in the ledger; from then on its terms cannot change.
+    """
+
+    @property
+    def event(self) -> Event:
+        """What all tickets together may release."""
+        return self._component.event
+
+    def remaining(self, template: str, *, label: str | None = None) -> int:
+        """Returns how many tickets can still be reserved.
+
+        Raises:
+          ConfigurationError: the share has no such ticket.
+        """
+        return int(self._left((template, label)))
+
+    def reserve(self, template: str, *, label: str | None = None, count: int = 1) -> Reservation:
+        """Charges tickets, atomically and durably, before any private record is read.
+
+        Raises:
+          PrivacyBudgetExceededError: fewer tickets are left, or the share no longer fits the budget.
+          SealedShareError: the share was replaced, or is sealed on other terms.
+          ConfigurationError: no such ticket, a count below 1, or the share's plan is still open.
+          LedgerError: the ledger cannot be read or written; nothing is granted.
+        """
+        ticket = self._component.ticket(template, label)
+        check_int("count", count, low=1)
+        return self._take((template, label), count, amount=1.0, event=ticket.event, refundable=ticket.refundable)
+
+
+class GdpPool(_Holding):
+    """A pool for Gaussian releases, never subsampled, whose noise is chosen on the way. Made by `Budget.gdp_pool`.
+
+    Formal guarantees:
+      - The sum of mu^2 over reserved releases never exceeds `mu`^2, so all of them together are `mu`-GDP however
+        adaptively they were chosen, provided each is `mu_i`-GDP given the past.
+
+    Source: Smith and Thakurta (2022); Koskela, Tobaben and Honkela (2023).
+    """
+
+    @property
+    def mu(self) -> float:
+        """The pool's limit."""
+        return float(self._component.limit or 0.0)
+
+    @property
+    def remaining_mu_squared(self) -> float:
+        """What is left of mu^2."""
+        return self._left(("gdp", None))
+
+    def reserve(self, *, mu: float, count: int = 1) -> Reservation:
+        """Charges `count` releases that are each `mu`-GDP: unsampled Gaussian noise of `1 / mu` sensitivities.
+
+        Raises:
+          PrivacyBudgetExceededError: requested and remaining are in mu^2.
+          ConfigurationError: mu or count is out of range.
+        """
+        check_int("count", count, low=1)
+        event = GaussianEvent(1 / check_positive("mu", mu))
+        return self._take(("gdp", None), count, amount=mu, event=event, refundable=True)
+
+
+class ZCdpPool(_Holding):
+    """A pool for zCDP releases whose parameters are chosen on the way. Made by `Budget.zcdp_pool`.
+
+    Formal guarantees:
+      - The sum of rho over reserved releases never exceeds `rho`, so all of them together are `rho`-zCDP however
+        adaptively they were chosen, provided each is `rho_i`-zCDP given the past.
+
+    Source: Whitehouse et al. (2023).
+    """
+
+    @property
+    def rho(self) -> float:
+        """The pool's limit."""
+        return float(self._component.limit or 0.0)
+
+    @property
+    def remaining_rho(self) -> float:
+        """What is left of rho."""
+        return self._left(("zcdp", None))
+
+    def reserve(self, *, rho: float, count: int = 1) -> Reservation:
+        """Charges `count` releases that are each `rho`-zCDP without subsampling.
+
+        Raises:
+          PrivacyBudgetExceededError: requested and remaining are in rho.
+          ConfigurationError: rho or count is out of range.
+        """
+        check_int("count", count, low=1)
+        event = ZCdpEvent(check_positive("rho", rho))
+        return self._take(("zcdp", None), count, amount=rho, event=event, refundable=True)

@@ -1,0 +1,239 @@
+"""From records to units, each with one label. Knows no ledger, no sampling and no model.
+
+Everything here handles private content and runs only while `PrivateExamples` is built. A fault is returned as a
+value, never raised: whoever raises it does so from a frame that holds no record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.amounts import check_name
+
+Record: TypeAlias = dict[str, str]
+Unit: TypeAlias = tuple[Record, ...]
+"""The records of one unit, all of one label; empty once the unit was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What is declared about a set of private examples; every field is public.
+
+    Attributes:
+      dataset_id: the declared name of the data set.
+      public_size: number of units, or (label, number) pairs.
+      text_key: field that holds the text.
+      label_key: field that holds the label, if labels split the units.
+      labels: the declared labels, in the order that breaks ties.
+      unit_key: field that names the unit; None: every record is a unit.
+      extra_fields: further text fields that prompts may use.
+      max_chars: characters kept of each text.
+      records_per_unit: records kept of each unit.
+    """
+
+    dataset_id: str
+    public_size: int | tuple[tuple[str, int], ...]
+    text_key: str
+    label_key: str | None
+    labels: tuple[str, ...]
+    unit_key: str | None
+    extra_fields: tuple[str, ...]
+    max_chars: int
+    records_per_unit: int
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every declared field, without repetition."""
+        label = () if self.label_key is None else (self.label_key,)
+        return tuple(dict.fromkeys((self.text_key, *label, *self.extra_fields)))
+
+    @property
+    def total_size(self) -> int:
+        """The declared number of units over all labels."""
+        if isinstance(self.public_size, int):
+            return self.public_size
+        return sum(size for _, size in self.public_size)
+
+    @property
+    def unit(self) -> str:
+        """The protected unit, in words."""
+        if self.unit_key is None:
+            return "one record"
+        return f"all records of one {self.unit_key!r}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        size = self.public_size if isinstance(self.public_size, int) else dict(self.public_size)
+        return {
+            "dataset_id": self.dataset_id,
+            "public_size": size,
+            "text_key": self.text_key,
+            "label_key": self.label_key,
+            "labels": list(self.labels),
+            "unit": self.unit,
+            "unit_key": self.unit_key,
+            "extra_fields": list(self.extra_fields),
+            "max_chars": self.max_chars,
+            "records_per_unit": self.records_per_unit,
+        }
+
+
+def make_declaration(
+    *,
+    dataset_id: str,
+    public_size: int | Mapping[str, int],
+    text_key: str,
+    label_key: str | None,
+    labels: Iterable[str] | None,
+    unit_key: str | None,
+    fields: Iterable[str],
+    max_chars: int,
+    records_per_unit: int,
+) -> Declaration:
+    """Checks the public arguments of `PrivateExamples` and freezes them."""
+    declared = _check_labels(label_key, labels)
+    return Declaration(
+        dataset_id=check_name("dataset_id", dataset_id),
+        public_size=_check_size(public_size, declared),
+        text_key=check_name("text_key", text_key),
+        label_key=None if label_key is None else _check_label_key(label_key, text_key),
+        labels=declared,
+        unit_key=None if unit_key is None else check_name("unit_key", unit_key),
+        extra_fields=_check_names("fields", fields),
+        max_chars=check_int("max_chars", max_chars, low=1),
+        records_per_unit=check_int("records_per_unit", records_per_unit, low=1),
+    )
+
+
+def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
+    found = () if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else tuple(values)
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or len(set(found)) != len(found):
+        raise fail(name, "a sequence of distinct strings", values)
+    return tuple(check_name(name, value) for value in found)
+
+
+def _check_labels(label_key: str | None, labels: Iterable[str] | None) -> tuple[str, ...]:
+    if label_key is None and labels is None:
+        return ()
+    if labels is None:
+        raise fail("labels", f"the declared labels of {label_key!r}", labels, "They are public: list them by hand.")
+    if label_key is None:
+        raise fail("label_key", "the field that holds the label, since labels are declared", label_key)
+    found = _check_names("labels", labels)
+    if not found:
+        raise fail("labels", "at least one label", labels)
+    return found
+
+
+def _check_label_key(label_key: str, text_key: str) -> str:
+    if label_key == text_key:
+        raise fail("label_key", "another field than text_key", label_key)
+    return check_name("label_key", label_key)
+
+
+def _check_size(size: int | Mapping[str, int], labels: tuple[str, ...]) -> int | tuple[tuple[str, int], ...]:
+    if not isinstance(size, Mapping):
+        return check_int("public_size", size, low=1)
+    if not labels or set(size) != set(labels):
+        advice = "Give one number, or one number for each declared label."
+        raise fail("public_size", f"exactly the labels {list(labels)}", sorted(map(str, size)), advice)
+    return tuple((label, check_int(f"public_size[{label!r}]", size[label], low=1)) for label in labels)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Units:
+    """What the records became; lives in a closure and is never handed out whole."""
+
+    contents: list[Unit]
+    by_label: dict[str, list[int]]
+    positions: dict[str, int]
+
+
+def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | None, str]:
+    """Returns the units and "", or None and a fault that names neither index nor value.
+
+    Units stand in the order of their first record, so that positions are stable. The label of a unit is its most
+    frequent one, ties going to the label declared first; its records of other labels are dropped, then the first
+    `records_per_unit` are kept. Each unit is reduced by looking at that unit alone.
+    """
+    groups: dict[str, list[Record]] = {}
+    fault = ""
+    try:
+        for number, raw in enumerate(records):
+            name, record, fault = _read_record(raw, declared, number)
+            if fault:
+                return None, fault
+            groups.setdefault(name, []).append(record)
+    except Exception as error:  # noqa: BLE001  whatever the caller's records raise may quote them
+        fault = f"records: the iterable raised {type(error).__name__} (its message may hold private text)."
+    return (None, fault) if fault else (_reduce(groups, declared), "")
+
+
+def _read_record(raw: Any, declared: Declaration, number: int) -> tuple[str, Record, str]:
+    """Returns (unit name, declared fields, fault)."""
+    if isinstance(raw, str):
+        raw = {declared.text_key: raw}
+    if not isinstance(raw, Mapping):
+        return "", {}, "records: expected every record to be text or a mapping; one is neither."
+    unit = _unit_name(raw, declared, number)
+    if unit is None:
+        return "", {}, f"records: expected text or an integer under {declared.unit_key!r}; a record has neither."
+    record: Record = {}
+    for field in declared.fields:
+        value = raw.get(field)
+        if not isinstance(value, str):
+            return "", {}, f"records: expected text under {field!r}; a record has none."
+        if field == declared.label_key:
+            if value not in declared.labels:
+                return "", {}, f"records: expected a declared label under {field!r}; a record has another."
+            record[field] = declared.labels[declared.labels.index(value)]
+        else:
+            record[field] = _clean(value, declared.max_chars)
+    return unit, record, ""
+
+
+def _unit_name(raw: Mapping[str, Any], declared: Declaration, number: int) -> str | None:
+    return str(number) if declared.unit_key is None else unit_name(raw.get(declared.unit_key))
+
+
+def unit_name(value: Any) -> str | None:
+    """Returns the text a unit is known by (7 and "7" are one unit), or None if the value cannot name a unit."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return str(int(value))
+    return None
+
+
+def _clean(text: str, max_chars: int) -> str:
+    """Returns plain text that any engine can encode: capped, lone surrogates replaced."""
+    return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
+
+
+def _reduce(groups: dict[str, list[Record]], declared: Declaration) -> Units:
+    units = Units(contents=[], by_label={label: [] for label in declared.labels}, positions={})
+    for position, (name, records) in enumerate(groups.items()):
+        units.positions[name] = position
+        kept = records
+        if declared.label_key is not None:
+            label = unit_label([record[declared.label_key] for record in records], declared.labels)
+            kept = [record for record in records if record[declared.label_key] == label]
+            units.by_label[label].append(position)
+        units.contents.append(tuple(kept[: declared.records_per_unit]))
+    return units
+
+
+def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
+    """Returns the most frequent label of one unit; ties go to the label declared first."""
+    counts = Counter(found)
+    return max(labels, key=lambda label: counts[label])
+
+
+def records_of(units: Units, position: int) -> Iterator[Record]:
+    """Yields fresh copies of the records of one unit."""
+    return (dict(record) for record in units.contents[position])

@@ -1,0 +1,29 @@
+"""Shared set-up: no test reaches the network; the data folder beside the repository is optional."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytest_socket import disable_socket, enable_socket
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Closes sockets; asyncio's own pair stays, and `loopback` tests may reach this machine only."""
+    if item.get_closest_marker("loopback"):
+        enable_socket()
+        from pytest_socket import socket_allow_hosts
+
+        socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
+    else:
+        disable_socket(allow_unix_socket=True)
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of reference numbers and benchmark data, where a checkout has one."""
+    if not SHARED.is_dir():
+        pytest.skip("no shared folder beside this checkout")
+    return SHARED

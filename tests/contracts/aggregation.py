@@ -1,0 +1,207 @@
+"""What every aggregation must do: accept any row, bound it by itself, and never move further than it declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from abc import ABC, abstractmethod
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.privacy.bounded import BoundedSum
+from tests import row_strategies
+
+CASES = (("slots", "add_remove"), ("units", "add_remove"), ("slots", "replace_one"), ("units", "replace_one"))
+NAN, INF = float("nan"), float("inf")
+
+# One inherited test serves several classes; without an example database there is nothing that could be mixed up.
+LAW = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.differing_executors])
+
+# Neighbours that honest but careless sums get wrong; every case of the table is in here.
+REPLACED = (
+    ([[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]),
+    ([[NAN, 0.5], [0.2, 0.2]], [[0.9, 0.1], [0.2, 0.2]]),
+    ([[INF, 0.0], [0.2, 0.2]], [[0.0, INF], [0.2, 0.2]]),
+    ([[0.0, 0.0], [0.9, 0.9]], [[9.0, 0.0], [0.9, 0.9]]),
+    ([[-9999.0, 0.0], [0.2, 0.2]], [[0.0, -9999.0], [0.2, 0.2]]),
+    ([[1e308, 1e308], [1.0, 0.5]], [[0.0, 0.0], [1.0, 0.5]]),
+    ([[-1e308, 1e308], [1.0, 0.5]], [[1e308, -1e308], [1.0, 0.5]]),
+    ([[50.0, 1.0], [1.0, 0.5]], [[0.1, 0.2], [1.0, 0.5]]),
+)
+APPEARING = (
+    (np.zeros((0, 2)), [[1.0, 1.0]]),
+    (np.zeros((0, 2)), [[0.0, 7.0]]),
+    (np.zeros((0, 2)), [[-3.0, NAN]]),
+    (np.zeros((0, 2)), [[50.0, -50.0]]),
+    ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
+    ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]),
+    ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [INF, -INF]]),
+    ([[0.3, 0.4], [0.2, 0.1]], [[0.3, 0.4], [0.2, 0.1], [1e308, 1e308]]),
+)
+
+
+def change(before: BoundedSum, after: BoundedSum) -> tuple[Fraction, Fraction]:
+    """Returns the squared L2 length and the range of the difference of two sums, without rounding."""
+    moved = [Fraction(b) - Fraction(a) for a, b in zip(before.value.tolist(), after.value.tolist(), strict=True)]
+    return sum((x * x for x in moved), Fraction(0)), max(moved) - min(moved)
+
+
+class AggregationContract(ABC):
+    """Subclass, implement the three factories, collect with pytest."""
+
+    num_rows: int | None = None
+    """Set it where the number of slot rows is part of the aggregation."""
+
+    @abstractmethod
+    def make(self):
+        """Returns the aggregation."""
+
+    @abstractmethod
+    def table(self):
+        """Returns {(row_shape, adjacency): (l2 or None, range)}: the published table, typed in a second time."""
+
+    @abstractmethod
+    def in_domain(self, row):
+        """True if a bounded row, as exact fractions, lies where the proof wants it."""
+
+    @abstractmethod
+    def extremes(self, row_shape, adjacency):
+        """Returns (rows, neighbouring rows, share of each bound they must reach), to show that no bound is slack."""
+
+    def assert_within(self, before, after, row_shape, adjacency):
+        before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+        how = {"row_shape": row_shape, "adjacency": adjacency, "width": before.shape[1]}
+        squared, spread = change(self.make().bound(before, **how), self.make().bound(after, **how))
+        declared = self.make().sensitivity(row_shape=row_shape, adjacency=adjacency)
+        assert declared.l2 is None or squared <= Fraction(declared.l2) ** 2
+        assert spread <= Fraction(declared.range)
+
+    @pytest.mark.parametrize(("row_shape", "adjacency"), CASES)
+    def test_declared_sensitivity_is_the_published_one(self, row_shape, adjacency):
+        declared = self.make().sensitivity(row_shape=row_shape, adjacency=adjacency)
+        assert (declared.l2, declared.range) == self.table()[row_shape, adjacency]
+
+    @pytest.mark.parametrize("row_shape", ["slots", "units"])
+    def test_the_bound_for_a_replacement_covers_a_removal(self, row_shape):
+        """Amplification under replace_one needs both: the unit may be outside one of the two samples."""
+        replaced = self.make().sensitivity(row_shape=row_shape, adjacency="replace_one")
+        removed = self.make().sensitivity(row_shape=row_shape, adjacency="add_remove")
+        assert replaced.range >= removed.range
+        assert (replaced.l2 or 0.0) >= (removed.l2 or 0.0)
+
+    @settings(LAW, max_examples=150)
+    @given(data=st.data(), case=st.sampled_from([c for c in CASES if c != ("units", "add_remove")]))
+    def test_a_row_that_changes_moves_the_sum_within_the_bound(self, data, case):
+        pair = data.draw(row_strategies.replaced_row(num_rows=self.num_rows if case[0] == "slots" else None))
+        self.assert_within(*pair, *case)
+
+    @settings(LAW, max_examples=100)
+    @given(pair=row_strategies.appearing_row())
+    def test_a_row_that_appears_or_vanishes_moves_the_sum_within_the_bound(self, pair):
+        self.assert_within(*pair, "units", "add_remove")
+        self.assert_within(*reversed(pair), "units", "add_remove")
+
+    def test_adversarial_neighbours_stay_within_the_bound(self):
+        for before, after in REPLACED:
+            self.assert_within(before, after, "units", "replace_one")
+            if self.num_rows in {None, len(before)}:
+                self.assert_within(before, after, "slots", "add_remove")
+        for before, after in APPEARING:
+            self.assert_within(before, after, "units", "add_remove")
+
+    @pytest.mark.parametrize(("row_shape", "adjacency"), CASES)
+    def test_the_bound_is_reached(self, row_shape, adjacency):
+        before, after, share = self.extremes(row_shape, adjacency)
+        how = {"row_shape": row_shape, "adjacency": adjacency, "width": np.shape(after)[1]}
+        squared, spread = change(
+            self.make().bound(np.asarray(before), **how), self.make().bound(np.asarray(after), **how)
+        )
+        declared = self.make().sensitivity(row_shape=row_shape, adjacency=adjacency)
+        if declared.l2 is not None:
+            assert squared >= (Fraction(share) * Fraction(declared.l2)) ** 2 * Fraction(1 - 1e-12)
+        assert spread >= Fraction(share) * Fraction(declared.range)
+
+    @settings(LAW, max_examples=200)
+    @given(matrix=row_strategies.any_matrices())
+    @example(matrix=np.zeros((0, 3)))
+    @example(matrix=np.full((2, 3), np.nan))
+    @example(matrix=np.full((2, 3), np.finfo(np.float64).max))
+    def test_any_rows_become_rows_of_the_domain(self, matrix):
+        before = matrix.copy()
+        bounded = self.make().bounded_rows(matrix, width=matrix.shape[1])
+        assert bounded.shape == matrix.shape
+        assert bounded.dtype == np.float64
+        for row in bounded.tolist():
+            assert self.in_domain([Fraction(x) for x in row])
+        np.testing.assert_array_equal(matrix, before)
+
+    @settings(LAW, max_examples=75)
+    @given(matrix=row_strategies.any_matrices(), data=st.data())
+    def test_each_row_is_bounded_by_itself_and_order_does_not_matter(self, matrix, data):
+        width = matrix.shape[1]
+        together = self.make().bounded_rows(matrix, width=width)
+        alone = [self.make().bounded_rows(matrix[i : i + 1].copy(), width=width)[0] for i in range(len(matrix))]
+        for left, right in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(left, right)
+        order = data.draw(st.permutations(range(len(matrix))))
+        how = {"row_shape": "units", "adjacency": "add_remove", "width": width}
+        np.testing.assert_array_equal(
+            self.make().bound(matrix, **how).value, self.make().bound(matrix[list(order)], **how).value
+        )
+
+    def test_many_rows_add_exactly(self):
+        matrix = np.random.default_rng(0).normal(0.2, 0.4, (4_000, 3))
+        total = self.make().bound(matrix, row_shape="units", adjacency="add_remove", width=3)
+        rows = self.make().bounded_rows(matrix, width=3).tolist()
+        exact = [sum((Fraction(row[i]) for row in rows), Fraction(0)) for i in range(3)]
+        assert [Fraction(x) for x in total.value.tolist()] == exact
+
+    @pytest.mark.parametrize("none", [np.zeros((0, 4)), np.zeros((0, 0)), np.array([]), np.zeros((0, 2, 2))])
+    def test_no_unit_rows_give_zeros_whatever_their_empty_shape(self, none):
+        total = self.make().bound(none, row_shape="units", adjacency="add_remove", width=4)
+        np.testing.assert_array_equal(total.value, np.zeros(4))
+
+    @pytest.mark.parametrize(
+        "bad", [np.zeros((2, 3)), np.zeros(4), np.zeros((2, 4, 1)), np.float64(1.0), np.full((2, 4), "x")]
+    )
+    def test_an_engine_that_returns_another_shape_is_refused_without_a_count(self, bad):
+        with pytest.raises(ConfigurationError, match=r"width|shape") as caught:
+            self.make().bound(bad, row_shape="units", adjacency="add_remove", width=4)
+        assert "(2," not in str(caught.value)
+
+    @pytest.mark.parametrize("width", [0, -1, True, 2.0, 2**20 + 1])
+    def test_a_width_that_cannot_be_added_exactly_is_refused(self, width):
+        with pytest.raises(ConfigurationError, match="width"):
+            self.make().bound(np.zeros((0, 1)), row_shape="units", adjacency="add_remove", width=width)
+
+    def test_unknown_shape_or_adjacency_is_refused(self):
+        with pytest.raises(ConfigurationError, match="row_shape"):
+            self.make().sensitivity(row_shape="rows", adjacency="add_remove")
+        with pytest.raises(ConfigurationError, match="adjacency"):
+            self.make().sensitivity(row_shape="units", adjacency="remove")
+
+    def test_the_sum_is_hidden_frozen_and_stays_here(self):
+        rows = np.array([[0.123456, 0.4], [0.3, 0.1]])
+        total = self.make().bound(rows, row_shape="units", adjacency="replace_one", width=2)
+        assert "value" not in repr(total)
+        assert (total.row_shape, total.adjacency) == ("units", "replace_one")
+        with pytest.raises(PrivateAccessError):
+            pickle.dumps(total)
+        with pytest.raises(ValueError, match="read-only"):
+            total.value[0] = 5.0
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            total.value = rows[0]
+
+    def test_the_class_is_closed_frozen_and_describes_itself_in_public_terms(self):
+        made = self.make()
+        assert made.to_dict()["name"] == made.name == type(made).name
+        assert json.loads(json.dumps(made.to_dict())) == made.to_dict()
+        assert made == self.make()
+        with pytest.raises(TypeError, match="docs/proofs"):
+            type("Derived", (type(made),), {})

@@ -1,0 +1,308 @@
+"""Aggregations against the published table, and planted bugs that must turn the contract red."""
+
+from __future__ import annotations
+
+import copy
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
+from langchain_dpicl.privacy import aggregation
+from langchain_dpicl.privacy.aggregation import (
+    AGGREGATIONS,
+    BoundedSum,
+    ClippedLogitMean,
+    MaxNormalizedSum,
+    ProbabilitySum,
+    Sensitivity,
+    VoteSum,
+)
+from tests.contracts.aggregation import AggregationContract
+
+SQRT2 = 1.4142135623730951
+GRID = Fraction(1, 2**32)
+ADD = {"row_shape": "units", "adjacency": "add_remove"}
+
+
+class TestProbabilitySum(AggregationContract):
+    def make(self):
+        return ProbabilitySum()
+
+    def table(self):
+        return {
+            ("slots", "add_remove"): (SQRT2, 2.0),
+            ("units", "add_remove"): (1.0, 1.0),
+            ("slots", "replace_one"): (SQRT2, 2.0),
+            ("units", "replace_one"): (SQRT2, 2.0),
+        }
+
+    def in_domain(self, row):
+        return all(x >= 0 and (x / GRID).denominator == 1 for x in row) and sum(row) <= 1
+
+    def extremes(self, row_shape, adjacency):
+        if (row_shape, adjacency) == ("units", "add_remove"):
+            return np.zeros((0, 2)), [[1.0, 0.0]], 1
+        return [[1.0, 0.0]], [[0.0, 1.0]], 1
+
+
+class TestVoteSum(TestProbabilitySum):
+    def make(self):
+        return VoteSum()
+
+    def in_domain(self, row):
+        return set(row) <= {0, 1} and sum(row) <= 1
+
+
+class TestMaxNormalizedSum(AggregationContract):
+    def make(self):
+        return MaxNormalizedSum()
+
+    def table(self):
+        return {
+            ("slots", "add_remove"): (None, 2.0),
+            ("units", "add_remove"): (None, 1.0),
+            ("slots", "replace_one"): (None, 2.0),
+            ("units", "replace_one"): (None, 2.0),
+        }
+
+    def in_domain(self, row):
+        return all(0 <= x <= 1 and (x / GRID).denominator == 1 for x in row) and max(row) in {0, 1}
+
+    def extremes(self, row_shape, adjacency):
+        if (row_shape, adjacency) == ("units", "add_remove"):
+            return np.zeros((0, 2)), [[0.3, 0.0]], 1
+        return [[0.3, 0.0]], [[0.0, 0.2]], 1
+
+
+class TestClippedLogitMean(AggregationContract):
+    clip, num_rows = 3.0, 2
+
+    def make(self):
+        return ClippedLogitMean(self.clip, self.num_rows)
+
+    def table(self):
+        whole, half = 4 * self.clip / self.num_rows, 2 * self.clip / self.num_rows
+        return {
+            ("slots", "add_remove"): (None, whole),
+            ("units", "add_remove"): (None, half),
+            ("slots", "replace_one"): (None, whole),
+            ("units", "replace_one"): (None, whole),
+        }
+
+    def in_domain(self, row):
+        return all(abs(x) <= Fraction(self.clip / self.num_rows) for x in row)
+
+    def extremes(self, row_shape, adjacency):
+        high, low = [math.inf, -math.inf], [-math.inf, math.inf]
+        filler = [[0.0, 0.0]] * (self.num_rows - 1)
+        share = 1 - 1e-9  # rounding towards the grid costs less than that
+        if (row_shape, adjacency) == ("units", "add_remove"):
+            return np.zeros((0, 2)), [high], share
+        return [high, *filler], [low, *filler], share
+
+
+class TestClippedLogitMeanWithAwkwardNumbers(TestClippedLogitMean):
+    clip, num_rows = 0.7, 3
+
+
+def _unit(agg, rows, width=2):
+    return agg.bound(np.asarray(rows, dtype=float), **ADD, width=width).value
+
+
+# --- values with a second source -------------------------------------------------------------------------------
+
+
+def test_probability_rows_inside_the_simplex_are_kept_up_to_the_grid():
+    rows = np.random.default_rng(1).dirichlet(np.ones(7), size=50)
+    kept = ProbabilitySum().bounded_rows(rows, width=7)
+    assert np.all(kept <= rows)
+    assert np.all(rows - kept < 2.0**-31)
+
+
+def test_a_row_that_sums_to_more_than_one_is_scaled_and_faults_count_zero():
+    np.testing.assert_allclose(_unit(ProbabilitySum(), [[0.9, 0.9]]), [0.5, 0.5], atol=1e-9)
+    np.testing.assert_allclose(_unit(ProbabilitySum(), [[math.nan, 0.4]]), [0.0, 0.4], atol=1e-9)
+    np.testing.assert_allclose(_unit(ProbabilitySum(), [[math.inf, 0.4]]), [0.0, 0.4], atol=1e-9)
+    np.testing.assert_allclose(_unit(ProbabilitySum(), [[-9999.0, 7.0]]), [0.0, 1.0], atol=1e-9)
+
+
+def test_votes_go_to_the_first_of_the_largest_and_an_empty_row_abstains():
+    rows = [[0.2, 0.5, 0.5], [0.0, 0.0, 0.0], [math.nan, -1.0, 5e-324], [7.0, 3.0, 6.0]]
+    np.testing.assert_array_equal(_unit(VoteSum(), rows, width=3), [1.0, 1.0, 1.0])
+
+
+def test_max_normalised_rows_have_a_top_of_one():
+    np.testing.assert_allclose(_unit(MaxNormalizedSum(), [[0.2, 0.1], [0.0, 5.0]]), [1.0, 1.5], atol=1e-9)
+
+
+def test_the_logit_mean_divides_by_the_public_count_and_an_absent_row_is_zero():
+    mean = ClippedLogitMean(3.0, 4)
+    np.testing.assert_allclose(_unit(mean, [[1.0, -8.0]]), [0.25, -0.75], atol=1e-9)
+    np.testing.assert_array_equal(_unit(mean, np.zeros((0, 2))), [0.0, 0.0])
+    np.testing.assert_allclose(_unit(mean, [[math.nan, math.inf]]), [0.0, 0.75], atol=1e-9)
+
+
+def test_the_logit_mean_wants_every_slot_filled():
+    with pytest.raises(ConfigurationError, match="num_slots=4"):
+        ClippedLogitMean(3.0, 4).bound(np.zeros((3, 2)), row_shape="slots", adjacency="add_remove", width=2)
+
+
+@pytest.mark.parametrize(("clip", "slots"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1e7, 1), (1.0, 0), (1.0, 2.0)])
+def test_the_logit_mean_validates_its_public_numbers(clip, slots):
+    with pytest.raises(ConfigurationError):
+        ClippedLogitMean(clip, slots)
+
+
+def test_the_registry_names_each_aggregation_once():
+    assert list(AGGREGATIONS) == ["probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean"]
+    assert ClippedLogitMean(2.0, 5).to_dict() == {"name": "clipped_logit_mean", "clip": 2.0, "num_slots": 5}
+
+
+# --- bounded.py ---------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_norm_is_refused_with_a_mechanism_that_works():
+    with pytest.raises(SensitivityError, match="gumbel"):
+        Sensitivity(l2=None, range=2.0).require("l2")
+    with pytest.raises(SensitivityError, match="gaussian"):
+        Sensitivity(l2=1.0, range=None).require("range")
+    assert Sensitivity(l2=1.0, range=None).require("l2") == 1.0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_sensitivity_is_finite_and_positive(bad):
+    with pytest.raises(SensitivityError):
+        Sensitivity(l2=bad, range=None)
+    with pytest.raises(SensitivityError):
+        Sensitivity(l2=None, range=bad)
+
+
+@pytest.mark.parametrize("value", [[math.nan, 0.0], [math.inf, 0.0], [], [[1.0]]])
+def test_a_bounded_sum_is_a_finite_vector_and_its_error_hides_it(value):
+    with pytest.raises(SensitivityError) as caught:
+        BoundedSum(np.array(value), Sensitivity(l2=1.0, range=1.0), "units", "add_remove")
+    assert "nan" not in str(caught.value)
+
+
+def test_a_bounded_sum_owns_its_value_and_cannot_be_copied():
+    mine = np.array([1.0, 2.0])
+    total = BoundedSum(mine, Sensitivity(l2=1.0, range=1.0), "units", "add_remove")
+    mine[0] = 9.0
+    assert total.value[0] == 1.0
+    for copier in (copy.copy, copy.deepcopy):
+        with pytest.raises(PrivateAccessError):
+            copier(total)
+
+
+# --- planted bugs: each must turn the contract red ----------------------------------------------------------------
+
+
+def _bound_divided_by_realised_count(self, rows, *, row_shape, adjacency, width):
+    clipped = np.clip(np.nan_to_num(rows), -self.clip, self.clip)
+    total = clipped.sum(axis=0) / max(len(rows), 1)
+    return BoundedSum(total, self.sensitivity(row_shape=row_shape, adjacency=adjacency), row_shape, adjacency)
+
+
+def _patch_rows(monkeypatch, cls, function):
+    monkeypatch.setattr(cls, "bounded_rows", lambda self, rows, *, width: function(np.array(rows, dtype=float)))
+
+
+def _plant_nan(monkeypatch):
+    monkeypatch.setattr(aggregation, "_non_negative", lambda matrix: np.where(matrix < 0, 0.0, matrix))
+    return TestProbabilitySum
+
+
+def _plant_infinite_mass(monkeypatch):
+    _patch_rows(monkeypatch, ProbabilitySum, lambda rows: np.clip(np.nan_to_num(rows), 0, 1))
+    return TestProbabilitySum
+
+
+def _plant_negative_mass(monkeypatch):
+    def bug(rows):
+        rows = np.clip(np.nan_to_num(rows), -1, 1)
+        return rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
+
+    _patch_rows(monkeypatch, ProbabilitySum, bug)
+    return TestProbabilitySum
+
+
+def _plant_normalising_over_all_rows(monkeypatch):
+    def bug(rows):
+        rows = np.clip(np.nan_to_num(rows), 0, 1)
+        return rows / max(rows.sum(), 1e-300) * 2
+
+    _patch_rows(monkeypatch, ProbabilitySum, bug)
+    return TestProbabilitySum
+
+
+def _plant_forgotten_sqrt2(monkeypatch):
+    monkeypatch.setattr(ProbabilitySum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=2.0))
+    return TestProbabilitySum
+
+
+def _plant_range_of_one_for_slots(monkeypatch):
+    monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=SQRT2, range=1.0))
+    return TestVoteSum
+
+
+def _plant_two_votes_per_row(monkeypatch):
+    _patch_rows(monkeypatch, VoteSum, lambda rows: (np.nan_to_num(rows) > 0).astype(float))
+    return TestVoteSum
+
+
+def _plant_max_over_all_rows(monkeypatch):
+    def bug(rows):
+        rows = np.clip(np.nan_to_num(rows), 0, None)
+        return rows / max(rows[rows > 0].min(initial=np.inf), 1e-12)
+
+    _patch_rows(monkeypatch, MaxNormalizedSum, bug)
+    return TestMaxNormalizedSum
+
+
+def _plant_realised_count(monkeypatch):
+    monkeypatch.setattr(ClippedLogitMean, "bound", _bound_divided_by_realised_count)
+    return TestClippedLogitMean
+
+
+def _plant_no_clip(monkeypatch):
+    _patch_rows(monkeypatch, ClippedLogitMean, lambda rows: np.nan_to_num(rows, posinf=1e6, neginf=-1e6) / 2)
+    return TestClippedLogitMean
+
+
+PLANTED = [value for name, value in sorted(globals().items()) if name.startswith("_plant_")]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_turns_the_neighbour_test_red(plant, monkeypatch):
+    contract = plant(monkeypatch)()
+    with pytest.raises((AssertionError, SensitivityError)), np.errstate(all="ignore"):
+        contract.test_adversarial_neighbours_stay_within_the_bound()
+
+
+def test_the_neighbour_test_is_green_without_a_plant():
+    for contract in (TestProbabilitySum, TestVoteSum, TestMaxNormalizedSum, TestClippedLogitMean):
+        contract().test_adversarial_neighbours_stay_within_the_bound()
+
+
+def test_rounding_towards_zero_is_needed_for_an_exact_simplex(monkeypatch):
+    """Without the grid some float row sums to more than one by an ulp; on it, none does."""
+    rows = np.random.default_rng(3).random((500, 40)) ** 8
+    careless = rows / rows.sum(axis=1, keepdims=True)
+    assert any(sum(map(Fraction, row)) > 1 for row in careless.tolist())
+    kept = ProbabilitySum().bounded_rows(rows, width=40)
+    assert all(sum(map(Fraction, row)) <= 1 for row in kept.tolist())
+
+
+def test_a_slack_declaration_turns_the_tightness_test_red(monkeypatch):
+    monkeypatch.setattr(ProbabilitySum, "sensitivity", lambda self, **_: Sensitivity(l2=2.0, range=2.0))
+    with pytest.raises(AssertionError):
+        TestProbabilitySum().test_the_bound_is_reached("slots", "add_remove")
+
+
+def test_a_row_bound_that_sees_its_neighbours_turns_the_locality_test_red(monkeypatch):
+    _plant_normalising_over_all_rows(monkeypatch)
+    with pytest.raises((AssertionError, SensitivityError)):
+        TestProbabilitySum().test_each_row_is_bounded_by_itself_and_order_does_not_matter()
