@@ -1,0 +1,99 @@
+"""What an engine can do, as Protocols by capability. Knows nothing of privacy: str and numpy at the door.
+
+An engine maps prompts to rows, and each row depends on its own prompt only (plus the public prefix and domain).
+A row whose call failed or cannot be read is all zeros; an engine never raises for the content of one prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Token: TypeAlias = Hashable
+"""A vocabulary key: a token id (int) where the engine has ids, otherwise the token's bytes."""
+
+Rows: TypeAlias = NDArray[np.float64]
+"""float64[rows, d]: one row per prompt, in the order of the prompts."""
+
+
+class TokenSession(Protocol):
+    """A batch of prompts that grows by the same released tokens; holds private text until closed."""
+
+    def score(self, domain: Sequence[Token]) -> Rows:
+        """Returns float64[rows, len(domain)]: next-token probabilities on `domain`.
+
+        Entries are >= 0 and each row sums to <= 1 (mass outside the domain is dropped, not renormalised).
+        A token the provider did not report, and every entry of a failed row, is 0.
+        """
+
+    async def ascore(self, domain: Sequence[Token]) -> Rows:
+        """Is `score`, awaitable; rows of one call run concurrently."""
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row's prefix."""
+
+    def close(self) -> None:
+        """Drops prompts and caches; further calls raise."""
+
+
+@runtime_checkable
+class NextTokenBackend(Protocol):
+    """Scores next tokens: the top ones (black-box providers) or the whole vocabulary (local models)."""
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+
+    @property
+    def max_top_k(self) -> int | None:
+        """How many top tokens one call reports; None: the whole vocabulary."""
+
+    @property
+    def eos(self) -> Token:
+        """The key of the end-of-sequence token; always part of a public domain."""
+
+    def vocabulary(self) -> Sequence[Token]:
+        """Returns every key (full-vocabulary engines only; CapabilityError elsewhere)."""
+
+    def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Returns up to `top_k` (token, probability) pairs after a PUBLIC prompt, likeliest first.
+
+        Tokens that do not complete a UTF-8 character are left out. Raises ModelCallError when the call fails.
+        """
+
+    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Is `top_tokens`, awaitable."""
+
+    def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
+        """Starts a session on PRIVATE prompts, each continued by the same released `prefix`."""
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of tokens (EOS decodes to nothing; invalid UTF-8 is replaced)."""
+
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a PUBLIC text (an upper estimate where the tokenizer is unknown)."""
+
+
+@runtime_checkable
+class ChoiceBackend(Protocol):
+    """Scores complete, possibly multi-token, continuations."""
+
+    def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices]: log-likelihood of each choice as the continuation of each prompt."""
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_choices`, awaitable."""
+
+
+@runtime_checkable
+class TextBackend(Protocol):
+    """Completes text."""
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one completion per prompt, cut before the first stop string."""
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Is `complete`, awaitable."""

@@ -1,0 +1,368 @@
+"""Any LangChain chat or completion model that reports top-k logprobs, as an engine. Knows nothing of privacy.
+
+Every call, public or private, goes through `silent`; answers are read by `logprobs`. Tokens are keyed by their bytes.
+A released prefix is continued in one of three ways, declared per model (`docs/providers.md`):
+
+- "completion": prompt and prefix are one text, sent to a completion model. Exact.
+- "prefill": the prompt is a user message, the prefix an assistant message that the server goes on writing. Exact where
+  the server supports it.
+- "instruct": the prefix is an assistant message, followed by the instruction to go on. Approximate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from langchain_dpicl.backends.base import Rows, Token, TokenSession
+from langchain_dpicl.backends.logprobs import (
+    EOS,
+    EOS_TEXTS,
+    FINISHED,
+    Probabilities,
+    first_position,
+    next_token,
+    probability,
+    to_rows,
+)
+from langchain_dpicl.backends.silent import Answer, Hidden, Reply, Request, RetryPolicy, SilentModel, silence
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+
+Continuation: TypeAlias = Literal["completion", "prefill", "instruct"]
+
+CONTINUE = "Continue your last message exactly where it stops. Write the continuation only and repeat nothing."
+"""The last message of an "instruct" continuation."""
+
+DEFAULT_CONCURRENCY = 32
+"""Calls in flight at once when `max_concurrency` is not given."""
+
+# Public text; a server that starts a new message instead of going on begins with the first word again.
+_PROBE_PROMPT = "Write these three words: Quartz lamps hum"
+_PROBE_PREFIX = "Quartz lamps"
+_NEW_MESSAGES = ("quartz", "hum")
+_ADVICE = (
+    "Token-by-token generation needs a model that reports them: an OpenAI-compatible chat or completion server "
+    "(llama.cpp, vLLM), an OpenAI model with logprobs, or the embedded model."
+)
+
+
+class LangChainBackend:
+    """Next-token probabilities of a LangChain model, called in silence.
+
+    Formal guarantees:
+      - Row i of a session is computed from prompt i, the prefix and the domain alone; it is >= 0 and sums to <= 1.
+      - A failed, filtered, refused or unreadable answer is a zero row; the content of a prompt raises nothing.
+      - No prompt and no answer reaches a LangChain callback, tracer, cache, debug output or exception.
+
+    Args:
+      llm: a chat or completion model, bound or not; bound arguments are sent with every call.
+      continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
+      max_top_k: top tokens that one call reports (OpenAI: at most 20); asked for in every call.
+      max_concurrency: calls in flight at once; None: 32.
+      full_vocabulary: how many tokens to ask for to get the whole vocabulary, where the server allows it (llama.cpp:
+        the vocabulary size; vLLM started with `--max-logprobs -1`: -1). None: a top-k engine.
+      eos_texts: how the provider spells the end of a text.
+      count_tokens: counts the tokens of a public text; None: its UTF-8 bytes, an upper estimate.
+      retry: how long each row's call is waited for.
+
+    Raises:
+      CapabilityError: a probe with public text shows no logprobs, fewer than asked for, or no continuation.
+      UnsilencableModelError: see `silent.silence`.
+      ConfigurationError: the continuation does not suit the kind of model, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        continuation: Continuation | None = None,
+        max_top_k: int = 20,
+        max_concurrency: int | None = None,
+        full_vocabulary: int | None = None,
+        eos_texts: Iterable[str] = EOS_TEXTS,
+        count_tokens: Callable[[str], int] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._model = silence(llm)
+        self._continuation = _continuation(self._model, continuation)
+        self._asked = _number_asked(max_top_k, full_vocabulary)
+        self._max_top_k = None if full_vocabulary is not None else max_top_k
+        self._calls = _Calls(self._model, retry or RetryPolicy(), _limit(max_concurrency))
+        self._eos_texts = frozenset(eos_texts)
+        self._count_tokens = count_tokens
+        self._vocabulary: tuple[bytes, ...] = ()
+        self._probe()
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+    @property
+    def continuation(self) -> Continuation:
+        """How a prefix is continued; "instruct" is approximate and belongs into reports."""
+        return self._continuation
+
+    @property
+    def max_top_k(self) -> int | None:
+        """How many top tokens one call reports; None: the whole vocabulary."""
+        return self._max_top_k
+
+    @property
+    def eos(self) -> Token:
+        """The key of the end of the text."""
+        return EOS
+
+    def vocabulary(self) -> Sequence[Token]:
+        """Returns every token that is complete UTF-8, as the probe saw it, and the end of the text."""
+        if self._max_top_k is not None:
+            raise CapabilityError(
+                f"{self.name} reports its top {self._max_top_k} tokens only; "
+                "use a public top-k, or give full_vocabulary= where the server reports every token"
+            )
+        return self._vocabulary
+
+    def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first.
+
+        Raises:
+          ModelCallError: the call failed, or its answer has no logprobs.
+          CapabilityError: `top_k` is above `max_top_k`.
+        """
+        request = self._public_request(prompt, self.decode(prefix), top_k)
+        return self._ranked(self._calls.one(request), top_k)
+
+    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Is `top_tokens`, awaitable."""
+        request = self._public_request(prompt, self.decode(prefix), top_k)
+        return self._ranked(await self._calls.aone(request), top_k)
+
+    def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
+        """Starts a session on private prompts, each continued by the same released prefix."""
+        boxes = [Hidden(prompt) for prompt in prompts]
+        return _LangChainSession(boxes, prefix, score=self._score, ascore=self._ascore)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
+        return _bytes(tokens).decode("utf-8", "replace")
+
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown."""
+        return self._count_tokens(text) if self._count_tokens else len(text.encode("utf-8", "replace"))
+
+    def _score(self, prompts: Sequence[Hidden[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+        replies = self._calls.many([self._request(prompt, prefix) for prompt in prompts])
+        return to_rows([self._read(reply) for reply in replies], domain)
+
+    async def _ascore(self, prompts: Sequence[Hidden[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+        replies = await self._calls.amany([self._request(prompt, prefix) for prompt in prompts])
+        return to_rows([self._read(reply) for reply in replies], domain)
+
+    def _request(self, prompt: Hidden[str], prefix: str, *, is_public: bool = False) -> Request:
+        asked: dict[str, Any] = {"logprobs": self._asked}
+        if self._model.is_chat:
+            asked = {"logprobs": True, "top_logprobs": self._asked}
+        render = _RENDER[self._continuation]
+        # Temperature 1: some servers report the distribution they sample from. One token: see `_is_readable`.
+        options = {**asked, "max_tokens": 1, "temperature": 1.0}
+        return Request(prompt, lambda text: render(text, prefix), options, _is_readable, is_public)
+
+    def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
+        if self._max_top_k is not None and top_k > self._max_top_k:
+            raise CapabilityError(
+                f"expected top_k <= {self._max_top_k} (what {self.name} reports), found {top_k}; lower public_top_k"
+            )
+        return self._request(Hidden(prompt), prefix, is_public=True)
+
+    def _read(self, reply: Reply) -> Probabilities:
+        return {} if reply.answer is None else _probabilities(reply.answer.reveal(), self._eos_texts)
+
+    def _ranked(self, reply: Reply, top_k: int) -> list[tuple[Token, float]]:
+        found = self._read(reply)
+        if not found:
+            raise ModelCallError(f"a public call to {self.name} brought no logprobs. {reply.detail}".strip())
+        ranked: list[tuple[Token, float]] = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return ranked[:top_k]
+
+    def _probe(self) -> None:
+        """Asks once, with public text, whether logprobs come, how many, and whether a prefix is continued."""
+        reply = self._calls.one(self._request(Hidden(_PROBE_PROMPT), _PROBE_PREFIX, is_public=True))
+        found = self._read(reply)
+        entries = [] if reply.answer is None else first_position(reply.answer.reveal().logprobs)
+        if not found or not entries:
+            why = f" It said: {reply.detail}." if reply.detail else ""
+            raise CapabilityError(f"{self.name} answered a public probe without logprobs.{why} {_ADVICE}")
+        if self._max_top_k is None:
+            _refuse_partial_vocabulary(self.name, entries, self._asked)
+            self._vocabulary = tuple(sorted({*found, EOS}))
+        elif len(entries) < self._max_top_k / 2:  # entries may share a text, so a few can be missing
+            raise CapabilityError(
+                f"expected {self._max_top_k} top logprobs from {self.name}, found {len(entries)}; "
+                f"pass max_top_k={len(entries)}"
+            )
+        if self._continuation == "prefill" and _starts_anew(found):
+            raise CapabilityError(
+                f"{self.name} starts a new message instead of continuing the assistant message; use a completion "
+                "model or a server that continues it, or accept an approximation with continuation='instruct'"
+            )
+
+
+class _LangChainSession:
+    """Private prompts, each in its box, and the prefix they share."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Hidden[str]],
+        prefix: Sequence[Token],
+        *,
+        score: Callable[[Sequence[Hidden[str]], str, Sequence[Token]], Rows],
+        ascore: Callable[[Sequence[Hidden[str]], str, Sequence[Token]], Awaitable[Rows]],
+    ) -> None:
+        self._prompts: tuple[Hidden[str], ...] | None = tuple(prompts)
+        self._prefix = _bytes(prefix)
+        self._score = score
+        self._ascore = ascore
+
+    def score(self, domain: Sequence[Token]) -> Rows:
+        """Returns float64[rows, len(domain)]: next-token probabilities on `domain`."""
+        return self._score(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+
+    async def ascore(self, domain: Sequence[Token]) -> Rows:
+        """Is `score`, awaitable; rows of one call run concurrently."""
+        return await self._ascore(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row's prefix."""
+        self._opened()
+        self._prefix += _bytes([token])
+
+    def close(self) -> None:
+        """Drops the prompts."""
+        self._prompts = None
+
+    def _opened(self) -> tuple[Hidden[str], ...]:
+        if self._prompts is None:
+            raise ConfigurationError("this session is closed; open a new one")
+        return self._prompts
+
+
+class _Calls:
+    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse."""
+
+    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+        self._model = model
+        self._retry = retry
+        self._limit = limit
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def one(self, request: Request) -> Reply:
+        return self._model.ask(request, retry=self._retry)
+
+    async def aone(self, request: Request) -> Reply:
+        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
+        async with gate:
+            return await self._model.aask(request, retry=self._retry)
+
+    def many(self, requests: Sequence[Request]) -> list[Reply]:
+        if self._threads is None or self._threads[0] != os.getpid():  # threads do not survive a fork
+            self._threads = (os.getpid(), ThreadPoolExecutor(self._limit, thread_name_prefix="dpicl"))
+        futures = [self._threads[1].submit(self.one, request) for request in requests]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    async def amany(self, requests: Sequence[Request]) -> list[Reply]:
+        return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+
+
+def _render_completion(prompt: str, prefix: str) -> str:
+    return prompt + prefix
+
+
+def _render_prefill(prompt: str, prefix: str) -> list[BaseMessage]:
+    return [HumanMessage(prompt), AIMessage(prefix)] if prefix else [HumanMessage(prompt)]
+
+
+def _render_instruct(prompt: str, prefix: str) -> list[BaseMessage]:
+    return [*_render_prefill(prompt, prefix), HumanMessage(CONTINUE)] if prefix else [HumanMessage(prompt)]
+
+
+_RENDER: dict[Continuation, Callable[[str, str], str | list[BaseMessage]]] = {
+    "completion": _render_completion,
+    "prefill": _render_prefill,
+    "instruct": _render_instruct,
+}
+
+
+def _probabilities(answer: Answer, eos_texts: Iterable[str]) -> Probabilities:
+    if answer.refused:
+        return {}
+    return next_token(answer.logprobs, text=answer.text, finish_reason=answer.finish_reason, eos_texts=eos_texts)
+
+
+def _is_readable(answer: Answer) -> bool:
+    """Whether an answer is final, with or without logprobs.
+
+    llama.cpp reports nothing when it happens to sample the first bytes of an unfinished character, and of a longer
+    answer it would report a later position as the first. So one token is asked for, and sampled again if need be.
+    """
+    ended = answer.text == "" and answer.finish_reason in FINISHED
+    return ended or answer.refused or answer.finish_reason == "content_filter" or bool(first_position(answer.logprobs))
+
+
+def _refuse_partial_vocabulary(name: str, entries: Sequence[tuple[object, object]], asked: int) -> None:
+    """Some servers cut the list in silence. Entries that share a text may be merged, hence the tenth of slack."""
+    mass = math.fsum(probability(logprob) for _, logprob in entries)
+    if len(entries) < 0.9 * asked or mass < 0.99:
+        raise CapabilityError(
+            f"expected the whole vocabulary from {name} (asked for {asked}), found {len(entries)} tokens holding "
+            f"{mass:.3f} of the probability; raise the server's limit on logprobs or leave full_vocabulary out"
+        )
+
+
+def _starts_anew(found: Probabilities) -> bool:
+    """Whether the likeliest token opens a new message rather than going on after the probe's prefix."""
+    text = max(found, key=lambda token: found[token]).decode().lower()
+    return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
+
+
+def _continuation(model: SilentModel, asked: Continuation | None) -> Continuation:
+    suitable: tuple[Continuation, ...] = ("prefill", "instruct") if model.is_chat else ("completion",)
+    if asked is None:
+        return suitable[0]
+    if asked not in suitable:
+        kind = "chat" if model.is_chat else "completion"
+        raise ConfigurationError(f"expected continuation in {suitable} for a {kind} model, found {asked!r}")
+    return asked
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
+    return value
+
+
+def _limit(max_concurrency: int | None) -> int:
+    return DEFAULT_CONCURRENCY if max_concurrency is None else _whole("max_concurrency", max_concurrency)
+
+
+def _number_asked(max_top_k: int, full_vocabulary: int | None) -> int:
+    if full_vocabulary is None or full_vocabulary == -1:
+        return _whole("max_top_k", max_top_k) if full_vocabulary is None else -1
+    return _whole("full_vocabulary", full_vocabulary)
+
+
+def _bytes(tokens: Sequence[Token]) -> bytes:
+    if not all(isinstance(token, bytes) for token in tokens):
+        raise ConfigurationError("expected tokens as bytes, found another type; pass keys of this engine")
+    return b"".join(token for token in tokens if isinstance(token, bytes))

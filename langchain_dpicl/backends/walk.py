@@ -1,0 +1,79 @@
+"""One walk, two drivers: a computation that asks a model is written once and driven sync or async.
+
+A walk is a generator that yields asks and receives their answers. Knows nothing of privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from langchain_dpicl.backends.base import NextTokenBackend, Token
+
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """Something to ask of a model, either way."""
+
+    def run(self) -> Any:
+        """Answers, blocking."""
+
+    async def arun(self) -> Any:
+        """Answers, awaiting."""
+
+
+Walk: TypeAlias = Generator[Ask, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class AskTopTokens:
+    """Asks for the likeliest tokens after a PUBLIC prompt; raises ModelCallError when the model is out."""
+
+    backend: NextTokenBackend = field(repr=False)
+    prompt: str
+    prefix: Sequence[Token]
+    top_k: int
+
+    def run(self) -> list[tuple[Token, float]]:
+        """Answers, blocking."""
+        return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
+
+    async def arun(self) -> list[tuple[Token, float]]:
+        """Answers, awaiting."""
+        return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
+
+
+def drive(walk: Walk[T]) -> T:
+    """Runs a walk to its end, blocking."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            ask = walk.send(answer) if failure is None else walk.throw(failure)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, failure = None, None
+        try:
+            answer = ask.run()
+        except BaseException as error:  # noqa: BLE001  the walk must close what it opened before the error goes on
+            failure = error
+
+
+async def adrive(walk: Walk[T]) -> T:
+    """Runs a walk to its end, awaiting; a cancellation reaches the walk like any other error."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            ask = walk.send(answer) if failure is None else walk.throw(failure)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, failure = None, None
+        try:
+            answer = await ask.arun()
+        except BaseException as error:  # noqa: BLE001  see `drive`
+            failure = error

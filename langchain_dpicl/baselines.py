@@ -1,0 +1,198 @@
+"""Baselines to compare with: instruction-only (epsilon 0), and two that protect nothing (epsilon infinity).
+
+The unprotected ones take only examples that no ledger protects, say so in their names, and make the examples
+unfit for a ledger afterwards. Knows no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.walk import Walk, drive
+from langchain_dpicl.curator import Block, open_block_without_privacy, pool_without_privacy
+from langchain_dpicl.decoding import Decoding
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning import RowDesign, Segment, release_plan
+from langchain_dpicl.privacy._validate import check_int
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.wording import GenerationWording
+from langchain_dpicl.writing import DEFAULT_STOP, Draft, Script, make_script, write_draft
+
+
+def demonstrations_from_instruction(
+    *,
+    llm: Any,
+    text_key: str = "text",
+    label_key: str | None = None,
+    labels: Sequence[str] | None = None,
+    instruction: str,
+    generation_prompt: str | None = None,
+    shots_per_label: int = 1,
+    max_tokens: int = 60,
+    public_top_k: int = 100,
+    stop: Sequence[str] = DEFAULT_STOP,
+    temperature: float = 1.0,
+) -> ReleasedDemonstrations:
+    """Writes demonstrations from the public instruction alone; no private record is involved, so epsilon is 0.
+
+    Args:
+      llm: engine or LangChain model with token log-probabilities.
+      text_key: field that is generated.
+      label_key: field of the label; None without labels.
+      labels: public labels.
+      instruction: public task description.
+      generation_prompt: template of one record, text field last.
+      shots_per_label: demonstrations per label.
+      max_tokens: cap of a text, in tokens.
+      public_top_k: candidates per token.
+      stop: strings that end a text.
+      temperature: sampling temperature; 0 takes the likeliest token.
+
+    Raises:
+      ConfigurationError: a parameter is out of range.
+      ModelCallError: the model call failed.
+    """
+    check_int("shots_per_label", shots_per_label, low=1)
+    fields = (text_key,) if label_key is None else (text_key, label_key)
+    wording = GenerationWording(
+        instruction=instruction,
+        template=generation_prompt or GenerationWording.default_template(text_key, label_key),
+        text_key=text_key,
+        label_key=label_key,
+        fields=fields,
+    )
+    script = Script(
+        as_backend(llm),
+        wording,
+        (Segment("text", max_tokens),),
+        public_top_k,
+        tuple(stop),
+        Decoding(temperature=temperature),
+    )
+    branches: list[str | None] = list(labels) if labels is not None else [None]
+    drafts = [Draft(label) for _ in range(shots_per_label) for label in branches]
+    for draft in drafts:
+        drive(_write_publicly(script, draft))
+    return _result(script, drafts, baseline="instruction only", epsilon=0.0)
+
+
+def demonstrations_without_privacy(
+    private: PrivateExamples,
+    *,
+    llm: Any,
+    instruction: str | None = None,
+    generation_prompt: Any = None,
+    shots_per_label: int = 1,
+    max_tokens: int = 60,
+    num_slots: int | None = None,
+    shots_per_slot: int | None = None,
+    rows: str | None = None,
+    redraw_every: int = 1,
+    public_top_k: int | None = 100,
+    stop: Sequence[str] = DEFAULT_STOP,
+) -> ReleasedDemonstrations:
+    """Runs Algorithm 1 of Tang et al. (2023) WITHOUT NOISE: nothing is protected and epsilon is infinite.
+
+    Raises:
+      PrivateAccessError: the examples are attached to a ledger.
+      ConfigurationError: a parameter is out of range.
+    """
+    segments = (Segment("text", max_tokens),)
+    script = make_script(
+        private,
+        as_backend(llm),
+        label_key=private.label_key,
+        instruction=instruction,
+        generation_prompt=generation_prompt,
+        example_prompt=None,
+        segments=segments,
+        public_top_k=public_top_k,
+        stop=stop,
+        decoding=Decoding(),
+        open_labels=None,
+    )
+    design = RowDesign.choose(rows=rows, num_slots=num_slots, shots_per_slot=shots_per_slot)
+    drafts = [Draft(label) for _ in range(shots_per_label) for label in (private.labels or (None,))]
+    for draft in drafts:
+        sampler = design.sampler(private.public_size_of(draft.label))
+        plan = release_plan(sampler, redraw_every=redraw_every)
+
+        def opener(
+            draft: Draft, length: int, _: Any, name: str, known: dict[str, str], plan: Any = plan
+        ) -> AbstractContextManager[Block]:
+            return open_block_without_privacy(
+                private,
+                label=draft.label,
+                plan=plan,
+                length=length,
+                backend=script.backend,
+                render=script.wording.renderer(name, known),
+                prefix=tuple(draft.tokens),
+            )
+
+        blocks = plan.blocks(max_tokens)
+        draft.tickets = {0: [(length, None) for length, count in blocks for _ in range(count)]}
+        drive(write_draft(script, draft, opener, lambda: None))
+    return _result(script, drafts, baseline="generation without noise", epsilon=float("inf"))
+
+
+def real_demonstrations_without_privacy(
+    private: PrivateExamples, *, shots_per_label: int = 1
+) -> ReleasedDemonstrations:
+    """Returns REAL private records as demonstrations: nothing is protected and epsilon is infinite.
+
+    Raises:
+      PrivateAccessError: the examples are attached to a ledger.
+      ConfigurationError: fewer records than asked for.
+    """
+    check_int("shots_per_label", shots_per_label, low=1)
+    shown = [name for name in (private.text_key, private.label_key) if name is not None]
+    examples: list[dict[str, str]] = []
+    columns = []
+    for label in private.labels or (None,):
+        pool = pool_without_privacy(private, label)
+        order = SYSTEM_RANDOM.permutation(pool.num_units)
+        records = [record for unit in order for record in pool.records(int(unit))][:shots_per_label]
+        if len(records) < shots_per_label:
+            raise ConfigurationError("shots_per_label: expected no more than every label has, found too many.")
+        columns.append([{name: record[name] for name in shown} for record in records])
+    for shot in range(shots_per_label):
+        examples += [column[shot] for column in columns]
+    return _released(
+        examples,
+        baseline="real private records",
+        epsilon=float("inf"),
+        plan={"shots_per_label": shots_per_label, "label_key": private.label_key},
+    )
+
+
+def _write_publicly(script: Script, draft: Draft) -> Walk[None]:
+    """Writes one demonstration from the public distribution alone."""
+    known = script.known(draft)
+    prompt = script.wording.renderer(script.wording.text_key, known)(())
+    tokens: list[Token] = []
+    while len(tokens) < script.segments[0].max_tokens and not script.ended(tokens):
+        pairs = yield from script.public_distribution(prompt, tokens)
+        tokens.append(pairs[0][script.decoding.choose(pairs[1])])
+    draft.values[script.wording.text_key] = script.text(tokens)
+    draft.done = True
+
+
+def _result(script: Script, drafts: Sequence[Draft], *, baseline: str, epsilon: float) -> ReleasedDemonstrations:
+    names = sorted(script.wording.generated_fields)
+    examples = [{name: script.known(draft)[name] for name in names} for draft in drafts]
+    return _released(examples, baseline=baseline, epsilon=epsilon, plan=script.to_dict())
+
+
+def _released(
+    examples: Sequence[dict[str, str]], *, baseline: str, epsilon: float, plan: dict[str, Any]
+) -> ReleasedDemonstrations:
+    shown: float | str = epsilon if epsilon == 0 else "infinity"
+    report = {"private": epsilon == 0, "epsilon": shown, "delta": 0.0, "baseline": baseline}
+    return ReleasedDemonstrations(examples=tuple(examples), report=report, plan=plan)

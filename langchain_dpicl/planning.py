@@ -1,0 +1,363 @@
+"""Plans before anything is spent: noise, tickets, model calls, tokens, money, expected signal, a recommendation.
+
+Knows public numbers only: declared sizes, caps and prices. Never sees a record or a model's answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import (
+    ROW_SHAPES,
+    Adjacency,
+    RowShape,
+    check_adjacency,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.aggregation import ProbabilitySum
+from langchain_dpicl.privacy.amounts import effective_delta
+from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
+from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.signal import chance_of_right_index, noise_scale, occupancy, signal_to_noise
+
+DEFAULT_NUM_SLOTS = 40
+DEFAULT_OVERFILL = 1.5
+SAMPLINGS = ("poisson", "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One generated field of a demonstration and its cap in tokens."""
+
+    name: str
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        check_int(f"max_tokens of {self.name}", self.max_tokens, low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowDesign:
+    """The shape of rows before noise is chosen.
+
+    Attributes:
+      rows: "units" or "slots".
+      num_slots: slots, or expected unit rows.
+      shots_per_slot: records per slot (1 for unit rows).
+      sampling: "poisson" or "fixed".
+      overfill: expected units per shot of a slot.
+    """
+
+    rows: RowShape
+    num_slots: int
+    shots_per_slot: int
+    sampling: str
+    overfill: float
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+    ) -> RowDesign:
+        """Fills in what is not given: unit rows unless several shots per slot (or a fixed sample) are asked for.
+
+        Raises:
+          ConfigurationError: a parameter out of range, or unit rows with several shots.
+        """
+        check_choice("sampling", sampling, SAMPLINGS)
+        shots = check_int("shots_per_slot", 1 if shots_per_slot is None else shots_per_slot, low=1)
+        shape = rows if rows is not None else ("slots" if shots > 1 or sampling == "fixed" else "units")
+        check_choice("rows", shape, ROW_SHAPES)
+        if shape == "units" and (shots > 1 or sampling == "fixed"):
+            raise fail("rows", "'slots' with several shots per slot or a fixed sample", shape)
+        slots = check_int("num_slots", DEFAULT_NUM_SLOTS if num_slots is None else num_slots, low=1)
+        fill = (
+            (DEFAULT_OVERFILL if shape == "slots" and sampling == "poisson" else 1.0) if overfill is None else overfill
+        )
+        return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
+
+    def sampler(self, public_size: int) -> Sampler:
+        """Returns the sampler for a pool of `public_size` declared units.
+
+        Raises:
+          ConfigurationError: fewer declared units than rows.
+        """
+        if public_size < self.num_slots:
+            raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
+        if self.sampling == "fixed":
+            return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
+        rate = min(1.0, self.num_slots * self.shots_per_slot * self.overfill / public_size)
+        if self.rows == "units":
+            return PoissonUnits(sampling_rate=rate)
+        return PoissonSlots(sampling_rate=rate, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """Everything public about one generation: what will run, what it is charged, what it will cost.
+
+    Attributes:
+      branches: (label, plan) pairs; one branch with label None where labels do not split the records.
+      shots_per_label: demonstrations per branch.
+      segments: generated fields in order.
+      candidates: width of the public domain per token.
+      partition: the `dataset_id` whose labels split the units.
+      design: the shape of rows.
+      public_sizes: declared units per branch.
+      epsilon: upper bound of the whole generation at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    branches: tuple[tuple[str | None, ReleasePlan], ...]
+    shots_per_label: int
+    segments: tuple[Segment, ...]
+    candidates: int
+    partition: str
+    design: RowDesign
+    public_sizes: tuple[int, ...]
+    epsilon: float
+    delta: float
+
+    @property
+    def release(self) -> ReleasePlan:
+        """The first branch's release plan (branches differ in the sampling rate only)."""
+        return self.branches[0][1]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale over sensitivity."""
+        return self.release.mechanism.noise_multiplier
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise for what one unit takes part in."""
+        releases = self.shots_per_label * sum(segment.max_tokens for segment in self.segments)
+        # Under replace_one a unit may change label and take part in two branches.
+        branches = 2 if self.release.adjacency == "replace_one" and len(self.branches) > 1 else 1
+        return branches * self.release.implementation_delta(releases, width=self.candidates)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share: one template per segment and block length, per label."""
+        return tuple(
+            Ticket(
+                template=template_name(segment.name, length),
+                event=plan.block_event(length),
+                label=label,
+                max_count=self.shots_per_label * count,
+                refundable=plan.redraw_every == 1,
+            )
+            for label, plan in self.branches
+            for segment in self.segments
+            for length, count in plan.blocks(segment.max_tokens)
+        )
+
+    def event(self) -> Event:
+        """Returns the event of the whole generation."""
+        return event_of_tickets(self.tickets(), partition=self.partition)
+
+    def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
+        """Returns model calls and tokens from public caps (no discount for caches)."""
+        check_int("record_tokens", record_tokens, low=1)
+        check_int("instruction_tokens", instruction_tokens, low=0)
+        calls = public = tokens_in = 0.0
+        per_demo = sum(segment.max_tokens for segment in self.segments)
+        for (_, plan), size in zip(self.branches, self.public_sizes, strict=True):
+            fill = occupancy(plan, size)
+            rows = fill.rows if plan.row_shape == "units" else self.design.num_slots
+            releases = self.shots_per_label * per_demo
+            calls += releases * rows
+            public += releases
+            prompt = instruction_tokens + fill.shots * record_tokens + per_demo / 2
+            tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
+        return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
+
+    def expected_signal(self, agreement: float) -> dict[str, float]:
+        """Returns occupancy, signal-to-noise and the chance of the right index at a guessed `agreement` of rows."""
+        check_real("agreement", agreement, low=0.0, high=1.0)
+        fill = occupancy(self.release, self.public_sizes[0])
+        chance = chance_of_right_index(self.release, rows=fill.rows, agreement=agreement, candidates=self.candidates)
+        return {
+            "expected_rows": fill.rows,
+            "expected_shots": fill.shots,
+            "empty_slot_prob": fill.empty,
+            "signal_to_noise": signal_to_noise(self.release, rows=fill.rows, agreement=agreement),
+            "right_token_prob": chance,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.release.adjacency,
+            "mechanism": self.release.mechanism.name,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_scale": noise_scale(self.release),
+            **dataclasses.asdict(self.design),
+            "redraw_every": self.release.redraw_every,
+            "shots_per_label": self.shots_per_label,
+            "max_tokens": {segment.name: segment.max_tokens for segment in self.segments},
+            "candidates": self.candidates,
+            "labels": [
+                {"label": label, "public_size": size, "sampling_rate": plan.sampler.sampling_rate}
+                for (label, plan), size in zip(self.branches, self.public_sizes, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Expected model use, from public caps.
+
+    Attributes:
+      private_calls: next-token calls on private prompts.
+      public_calls: next-token calls on the public prompt.
+      tokens_in: prompt tokens, every call counted in full.
+      tokens_out: one per call.
+    """
+
+    private_calls: int
+    public_calls: int
+    tokens_in: int
+    tokens_out: int
+
+    def money(self, *, price_in: float, price_out: float) -> float:
+        """Returns the price, given prices per million tokens."""
+        check_real("price_in", price_in, low=0.0)
+        check_real("price_out", price_out, low=0.0)
+        return (self.tokens_in * price_in + self.tokens_out * price_out) / 1e6
+
+
+def template_name(segment: str, length: int) -> str:
+    """Returns the ticket template of one block."""
+    return f"{segment}: {length} token{'s' if length > 1 else ''} on one sample"
+
+
+def plan_generation(
+    public_sizes: Mapping[str | None, int],
+    *,
+    epsilon: float | None,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float | None = None,
+    mechanism: str = "gumbel",
+    design: RowDesign | None = None,
+    redraw_every: int = 1,
+    shots_per_label: int = 1,
+    segments: Iterable[Segment] = (Segment("text", 60),),
+    candidates: int = 101,
+    partition: str = "private-examples",
+) -> GenerationPlan:
+    """Calibrates the noise of a generation to `epsilon`, or prices a given noise.
+
+    Args:
+      public_sizes: declared number of units per label ({None: n} where labels do not split).
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
+      delta: the share's delta.
+      adjacency: neighbouring relation.
+      noise_multiplier: given noise; None calibrates.
+      mechanism: "gumbel", "gaussian" or "permute_and_flip".
+      design: shape of rows; by default `RowDesign.choose()`.
+      redraw_every: tokens per secret sample.
+      shots_per_label: demonstrations per label.
+      segments: generated fields and their caps.
+      candidates: width of the public domain per token.
+      partition: the data set's public id.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    check_adjacency(adjacency)
+    check_delta(delta)
+    check_choice("mechanism", mechanism, MECHANISMS)
+    check_int("shots_per_label", shots_per_label, low=1)
+    check_int("candidates", candidates, low=2)
+    pieces = tuple(segments)
+    check_int("redraw_every", redraw_every, low=1, high=max(piece.max_tokens for piece in pieces))
+    shape = design or RowDesign.choose()
+    if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
+        raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
+    if noise_multiplier is None and epsilon is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    first = check_positive("noise_multiplier", 1.0 if noise_multiplier is None else noise_multiplier)
+    draft = GenerationPlan(
+        branches=tuple(
+            (
+                label,
+                release_plan(
+                    shape.sampler(size),
+                    mechanism=mechanism,
+                    noise_multiplier=first,
+                    adjacency=adjacency,
+                    redraw_every=redraw_every,
+                ),
+            )
+            for label, size in public_sizes.items()
+        ),
+        shots_per_label=shots_per_label,
+        segments=pieces,
+        candidates=candidates,
+        partition=partition,
+        design=shape,
+        public_sizes=tuple(public_sizes.values()),
+        epsilon=0.0,
+        delta=delta,
+    )
+    if noise_multiplier is None:
+        draft = _calibrated(draft, check_epsilon(epsilon))
+    bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
+    return dataclasses.replace(draft, epsilon=bound)
+
+
+def release_plan(
+    sampler: Sampler,
+    *,
+    mechanism: str = "gumbel",
+    noise_multiplier: float = 1.0,
+    adjacency: Adjacency = "add_remove",
+    redraw_every: int = 1,
+) -> ReleasePlan:
+    """Returns the plan that releases a token from summed next-token probabilities."""
+    noise = mechanism_by_name(mechanism)(noise_multiplier=noise_multiplier)
+    return ReleasePlan(sampler, ProbabilitySum(), noise, adjacency, redraw_every)
+
+
+def _pricing_delta(plan: GenerationPlan) -> float:
+    left = effective_delta(plan.delta, plan.implementation_delta)
+    if left <= 0:
+        raise fail("delta", f"more than the noise's declared gap {plan.implementation_delta:.3g}", plan.delta)
+    return left
+
+
+def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan:
+    branches = tuple((label, branch.with_noise(noise_multiplier)) for label, branch in plan.branches)
+    return dataclasses.replace(plan, branches=branches)
+
+
+def _calibrated(plan: GenerationPlan, epsilon: float) -> GenerationPlan:
+    noise = accounting.calibrate(
+        lambda x: _with_noise(plan, x).event(),
+        epsilon=epsilon,
+        delta=_pricing_delta(plan),
+        adjacency=plan.release.adjacency,
+    )
+    return _with_noise(plan, noise)

@@ -1,0 +1,337 @@
+"""Token-by-token generation of demonstrations (Tang et al. 2023, Algorithm 1), on the corridor of `curator.py`.
+
+Knows wording, public vocabularies and stop rules; never sees a private record, a row or a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import Block, check_fixed_size, open_block
+from langchain_dpicl.decoding import Decoding
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.planning import GenerationPlan, RowDesign, Segment, plan_generation, template_name
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
+from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.writing import DEFAULT_STOP, Draft, Script, make_script, write_draft
+
+
+class DemonstrationSynthesizer:
+    """Generates differentially private demonstrations, once, for use for ever.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of indices released under `plan`, whose event is charged
+        to the budget as the share of this component before the first private record is read.
+      - Stopping (EOS, stop strings, length) looks at released tokens only.
+
+    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption.
+    """
+
+    def __init__(
+        self, private: PrivateExamples, script: Script, *, budget: Budget, share: Share, plan: GenerationPlan
+    ) -> None:
+        self._private = private
+        self._script = script
+        self._budget = budget
+        self._share = share
+        self.plan = plan
+        self._drafts = [Draft(label) for _ in range(plan.shots_per_label) for label, _ in plan.branches]
+
+    @classmethod
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        example_prompt: Any = None,
+        open_label_key: str | None = None,
+        open_labels: Sequence[str] | None = None,
+        max_label_tokens: int = 10,
+        shots_per_label: int = 1,
+        max_tokens: int = 60,
+        mechanism: str = "gumbel",
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+        redraw_every: int = 1,
+        public_top_k: int | None = 100,
+        stop: Sequence[str] = DEFAULT_STOP,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        component: str | None = None,
+    ) -> DemonstrationSynthesizer:
+        """Plans the noise, declares the share and returns a synthesizer that has not spent anything yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
+            private prompts.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          instruction: public task description, the first paragraph of every prompt.
+          generation_prompt: template of one record, text field last (see `GenerationWording`).
+          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
+          open_label_key: field of a label that is open text (no declared labels): it is generated first, or drawn
+            from `open_labels`, and never copied from a record.
+          open_labels: public list to draw open labels from.
+          max_label_tokens: cap of a generated open label, in tokens.
+          shots_per_label: demonstrations per label; their costs compose.
+          max_tokens: cap of a demonstration's text, in tokens.
+          mechanism: "gumbel", "gaussian" or "permute_and_flip".
+          rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
+          num_slots: number of slots, or expected number of unit rows.
+          shots_per_slot: records per slot; 1 for unit rows.
+          sampling: "poisson", or "fixed" (balanced partition; `replace_one` without labels only).
+          overfill: expected units per shot of a slot.
+          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration.
+          public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
+            shows how many); None: the whole vocabulary.
+          stop: strings that end a field.
+          temperature: sampling temperature on the noised vector (mechanism "gaussian" only); 0 takes the largest.
+          top_k: sample among so many noised candidates (mechanism "gaussian" only).
+          top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
+          component: name in the ledger; the same name and plan continue an earlier run's unburnt tickets.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+
+        Source: Tang et al. (2023), Algorithm 1.
+        """
+        spender = resolve_budget(budget, config)
+        label_key = _label_key(private, open_label_key, open_labels)
+        segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
+        if open_label_key is not None and open_labels is None:
+            segments = (Segment("label", max_label_tokens), *segments)
+        decoding = _decoding(mechanism, Decoding(temperature=temperature, top_k=top_k, top_p=top_p))
+        script = make_script(
+            private,
+            as_backend(llm),
+            label_key=label_key,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            example_prompt=example_prompt,
+            segments=segments,
+            public_top_k=public_top_k,
+            stop=stop,
+            decoding=decoding,
+            open_labels=open_labels,
+        )
+        plan = plan_generation(
+            public_sizes(private),
+            epsilon=epsilon,
+            delta=delta if delta is not None else _default_delta(spender, epsilon),
+            adjacency=spender.adjacency,
+            noise_multiplier=noise_multiplier,
+            mechanism=mechanism,
+            design=RowDesign.choose(
+                rows=rows,
+                num_slots=num_slots,
+                shots_per_slot=shots_per_slot,
+                sampling=sampling,
+                overfill=overfill,
+            ),
+            redraw_every=redraw_every,
+            shots_per_label=shots_per_label,
+            segments=segments,
+            candidates=script.candidates,
+            partition=private.dataset_id,
+        )
+        spender.bind(private)
+        check_fixed_size(private, plan.release, ledger_id=spender.ledger_id)
+        share = spender.declare(
+            component or spender.fresh_name("few-shot"),
+            tickets=plan.tickets(),
+            partition=private.dataset_id,
+            epsilon=epsilon,
+            delta=plan.delta,
+            implementation_delta=plan.implementation_delta,
+            public={**plan.to_dict(), **script.to_dict()},
+        )
+        return cls(private, script, budget=spender, share=share, plan=plan)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every demonstration is released."""
+        return all(draft.done for draft in self._drafts)
+
+    @property
+    def demonstrations(self) -> list[dict[str, str]]:
+        """The demonstrations released so far (public)."""
+        return [self._example(draft) for draft in self._drafts if draft.done]
+
+    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Generates what is missing and returns everything released.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          SynthesisInterruptedError: the public model call failed; released demonstrations are kept, and calling
+            `run` again continues with tickets not yet burnt.
+          PrivacyBudgetError: the tickets could not be reserved.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self.released()
+
+    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Is `run`, awaitable; the rows of one release are scored concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return self.released()
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
+        """Yields each demonstration as soon as it is released; errors as in `run`."""
+        with self._bar(progress) as bar:
+            for draft in self._open_drafts():
+                failure = ""
+                try:
+                    drive(self._write(draft, bar))
+                except ModelCallError as error:
+                    failure = str(error)
+                self._close(draft, failure)
+                yield self._example(draft)
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
+        """Is `stream`, awaitable."""
+        with self._bar(progress) as bar:
+            for draft in self._open_drafts():
+                failure = ""
+                try:
+                    await adrive(self._write(draft, bar))
+                except ModelCallError as error:
+                    failure = str(error)
+                self._close(draft, failure)
+                yield self._example(draft)
+
+    def released(self) -> ReleasedDemonstrations:
+        """Returns what was released so far with its privacy report."""
+        report = {
+            "private": True,
+            "epsilon": self._share.epsilon,
+            "delta": self._share.delta,
+            "adjacency": self._budget.adjacency,
+            "component": self._share.component,
+            "dataset_id": self._private.dataset_id,
+            "budget": self._budget.report().to_dict(),
+        }
+        plan = {**self.plan.to_dict(), **self._script.to_dict()}
+        return ReleasedDemonstrations(examples=tuple(self.demonstrations), report=report, plan=plan)
+
+    def _open_drafts(self) -> Iterator[Draft]:
+        return (draft for draft in self._drafts if not draft.done)
+
+    def _write(self, draft: Draft, bar: Any) -> Walk[None]:
+        if not draft.tickets:
+            draft.tickets = self._reserve(draft)
+        return write_draft(self._script, draft, self._open, bar.update)
+
+    def _reserve(self, draft: Draft) -> dict[int, list[tuple[int, Reservation | None]]]:
+        """Reserves every ticket of one demonstration before its first private call."""
+        plan = dict(self.plan.branches)[draft.label]
+        return {
+            number: [
+                (length, self._share.reserve(template_name(segment.name, length), label=draft.label, count=count))
+                for length, count in plan.blocks(segment.max_tokens)
+            ]
+            for number, segment in enumerate(self._script.segments)
+        }
+
+    def _open(
+        self, draft: Draft, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
+    ) -> AbstractContextManager[Block]:
+        if ticket is None:
+            raise fail("ticket", "a reservation", ticket)
+        return open_block(
+            self._private,
+            ticket,
+            plan=dict(self.plan.branches)[draft.label],
+            length=length,
+            backend=self._script.backend,
+            render=self._script.wording.renderer(name, known),
+            choose=self._script.decoding.choose,
+            prefix=tuple(draft.tokens),
+        )
+
+    def _close(self, draft: Draft, failure: str) -> None:
+        """Gives back what the plan lets return, or reports the interruption from a frame without a cause."""
+        if failure:
+            msg = (
+                f"Generation stopped: {failure} {len(self.demonstrations)} of {len(self._drafts)} demonstrations are "
+                "released and kept; what was reserved stays charged. Call run() on error.synthesizer to continue."
+            )
+            raise SynthesisInterruptedError(msg, synthesizer=self)
+        for tickets in draft.tickets.values():
+            for _, reservation in tickets:
+                if reservation is not None and reservation.unburnt:
+                    reservation.give_back()
+
+    def _example(self, draft: Draft) -> dict[str, str]:
+        known = self._script.known(draft)
+        return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
+
+    def _bar(self, progress: bool | None) -> Any:
+        per_demo = sum(segment.max_tokens for segment in self._script.segments)
+        hidden = None if progress is None else not progress
+        return tqdm(
+            total=per_demo * len(self._drafts), unit="token", desc="private generation", disable=hidden, leave=False
+        )
+
+    def __repr__(self) -> str:
+        return f"DemonstrationSynthesizer(component={self._share.component!r}, plan={self.plan!r})"
+
+
+def public_sizes(private: PrivateExamples) -> dict[str | None, int]:
+    """Returns the declared size of every branch."""
+    return {label: private.public_size_of(label) for label in (private.labels or (None,))}
+
+
+def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] | None) -> str | None:
+    if key is None:
+        if labels is not None:
+            raise fail("open_labels", "open_label_key with it", labels)
+        return private.label_key
+    if private.label_key is not None or key not in private.fields:
+        msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
+        raise ConfigurationError(msg)
+    if labels is not None and (isinstance(labels, str) or not labels or not all(isinstance(x, str) for x in labels)):
+        raise fail("open_labels", "a non-empty sequence of strings", labels)
+    return key
+
+
+def _decoding(mechanism: str, decoding: Decoding) -> Decoding:
+    if mechanism != "gaussian" and not decoding.is_default:
+        advice = "That mechanism releases only an index; use mechanism='gaussian'."
+        raise fail("temperature, top_k, top_p", f"their defaults with mechanism={mechanism!r}", decoding, advice)
+    return decoding
+
+
+def _default_delta(budget: Budget, epsilon: float | None) -> float:
+    if epsilon is None:
+        raise ConfigurationError("epsilon: expected this component's share of the budget, found None.")
+    return budget.default_delta(epsilon)

@@ -1,0 +1,103 @@
+"""The public wording of generation prompts. Private text passes through `render` and is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+from langchain_dpicl.curator import Record, Render
+from langchain_dpicl.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationWording:
+    r"""How private records become a generation prompt, and where the model continues.
+
+    A prompt is the instruction, the row's records, and a stub that ends where the next record's text (or label)
+    begins, separated by blank lines. A row without records gives the public prompt.
+
+    Attributes:
+      instruction: public task description; `{label_key}` fields are not substituted here.
+      template: one record, for instance `"topic: {topic}\nquestion: {question}"`; must end with the text field.
+      text_key: the field that is generated.
+      label_key: the label's field; None where records have no label.
+      fields: the declared fields of the private records.
+
+    Raises:
+      ConfigurationError: unknown fields, format specs, or a template that does not end with the text field.
+    """
+
+    instruction: str
+    template: str
+    text_key: str
+    label_key: str | None
+    fields: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        parts = self._parts()
+        names = [name for _, name in parts if name is not None]
+        if not parts or parts[-1][1] != self.text_key or names.count(self.text_key) != 1:
+            msg = (
+                f"generation_prompt: expected a template with {{{self.text_key}}} once, at its very end (the model "
+                f"continues there), found {self.template!r}."
+            )
+            raise ConfigurationError(msg)
+        unknown = sorted(set(names) - set(self.fields))
+        if unknown:
+            msg = (
+                f"generation_prompt: expected fields among {sorted(self.fields)}, found {unknown}. Declare them with "
+                "PrivateExamples(fields=...)."
+            )
+            raise ConfigurationError(msg)
+        if self.label_key is not None and self.label_key not in names:
+            msg = f"generation_prompt: expected the label field {{{self.label_key}}}, found only {sorted(set(names))}."
+            raise ConfigurationError(msg)
+
+    @classmethod
+    def default_template(cls, text_key: str, label_key: str | None) -> str:
+        """Returns `label: ...` and `text: ...` on two lines, or the text line alone."""
+        text = f"{text_key}: {{{text_key}}}"
+        return text if label_key is None else f"{label_key}: {{{label_key}}}\n{text}"
+
+    @property
+    def generated_fields(self) -> frozenset[str]:
+        """The fields a released demonstration has."""
+        return frozenset({self.text_key} | ({self.label_key} if self.label_key else set()))
+
+    def record(self, record: Record) -> str:
+        """Returns one record byte for byte in its template; values are never formatted again."""
+        return "".join(literal + ("" if name is None else record.get(name, "")) for literal, name in self._parts())
+
+    def stub(self, upto: str, values: Mapping[str, str]) -> str:
+        """Returns the template up to (not including) field `upto`, other fields filled from public `values`."""
+        out = ""
+        for literal, name in self._parts():
+            out += literal
+            if name == upto:
+                break
+            out += values.get(name, "") if name is not None else ""
+        return out.rstrip(" ")
+
+    def renderer(self, upto: str, values: Mapping[str, str]) -> Render:
+        """Returns the function from a row's records to its prompt."""
+        stub = self.stub(upto, values)
+
+        def render(records: Sequence[Record]) -> str:
+            return "\n\n".join([self.instruction, *(self.record(record) for record in records), stub])
+
+        return render
+
+    def _parts(self) -> list[tuple[str, str | None]]:
+        try:
+            parsed = list(Formatter().parse(self.template))
+        except ValueError:
+            parsed = []
+        if any(
+            name is not None and (not name.isidentifier() or spec or conversion) for _, name, spec, conversion in parsed
+        ):
+            parsed = []
+        if not parsed:
+            msg = f"generation_prompt: expected plain {{field}} names in an f-string template, found {self.template!r}."
+            raise ConfigurationError(msg)
+        return [(literal, name) for literal, name, _, _ in parsed]

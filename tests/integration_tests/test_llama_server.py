@@ -1,0 +1,212 @@
+"""The adapter against a real llama.cpp server through `langchain-openai`, on a tiny random model made on the spot.
+
+Skipped where `xllamacpp`, `gguf` or `langchain-openai` is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.logprobs import EOS, first_position, next_token
+from langchain_dpicl.backends.resolve import as_backend
+from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe
+from tests.tiny_gguf import build
+
+pytest.importorskip("xllamacpp")
+pytest.importorskip("gguf")
+openai = pytest.importorskip("langchain_openai")
+pytestmark = pytest.mark.loopback
+
+ROOT = Path(__file__).resolve().parents[2]
+Kind = Literal["chat", "completion"]
+KINDS: tuple[Kind, ...] = ("chat", "completion")
+PROMPTS = ["why was my card payment declined ?", "the transfer to my account is pending", "how do i top up by card ?"]
+
+
+class Server:
+    """A running server: its address, and the size of its model's vocabulary."""
+
+    def __init__(self, port: int, size: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.size = size
+
+    def post(self, path: str, **body: Any) -> Any:
+        """Asks the server without LangChain and without an SDK: the second source of every number here."""
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            return json.load(response)
+
+    def model(self, kind: Kind, **options: Any) -> Any:
+        """A stock LangChain client; the prompt cache is off, as it moves probabilities by up to 1e-3."""
+        shared = {"model": "tiny", "base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **options}
+        made = openai.ChatOpenAI(**shared) if kind == "chat" else openai.OpenAI(**shared)
+        return made.bind(extra_body={"cache_prompt": False})
+
+    def full(self, kind: Kind, **options: Any) -> LangChainBackend:
+        return LangChainBackend(self.model(kind), full_vocabulary=self.size, **options)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    size = build(model)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.llama_server", str(model), str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("UP"):
+            pytest.skip("the llama.cpp server does not start on this machine")
+        yield Server(port, size)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestFullVocabulary:
+    def test_rows_are_distributions_over_the_readable_vocabulary(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind)
+        domain = backend.vocabulary()
+        assert EOS in domain
+        assert 200 < len(domain) < server.size  # single bytes beyond ASCII are no complete characters
+        rows = backend.open(PROMPTS, []).score(domain)
+        assert rows.min() >= 0.0
+        assert rows.sum(axis=1).max() <= 1.0 + 1e-9
+        assert rows.sum(axis=1).min() > 0.5
+
+    def test_rows_equal_what_the_server_says_without_langchain(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind)
+        row = backend.open(PROMPTS[:1], [b" card"]).score(backend.vocabulary())[0]
+        prompt = PROMPTS[0] if kind == "completion" else f"<|user|>{PROMPTS[0]}\n<|assistant|>"
+        raw = server.post("/completion", prompt=f"{prompt} card", n_predict=1, n_probs=server.size, cache_prompt=False)
+        top = raw["completion_probabilities"][0]["top_logprobs"]
+        assert math.fsum(math.exp(entry["logprob"]) for entry in top) == pytest.approx(1.0, abs=1e-4)
+        expected = next_token({"content": [{"top_logprobs": top}]})
+        assert len(top) == server.size
+        assert row == pytest.approx(np.array([expected.get(token, 0.0) for token in backend.vocabulary()]), abs=1e-6)
+
+    def test_the_end_collects_the_control_tokens(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind)
+        raw = server.post("/v1/completions", prompt=PROMPTS[0], max_tokens=1, logprobs=server.size, cache_prompt=False)
+        if kind == "completion":
+            entries = first_position(raw["choices"][0]["logprobs"])
+            mass = math.fsum(math.exp(e["logprob"]) for e, _ in entries if e["id"] < 5)  # type: ignore[index]
+            assert backend.open(PROMPTS[:1], []).score([EOS])[0, 0] == pytest.approx(mass, abs=1e-6)
+        assert 0.0 < backend.open(PROMPTS[:1], []).score([EOS])[0, 0] < 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestTopTwenty:
+    def test_rows_are_the_full_rows_on_the_top_and_zero_elsewhere(self, server: Server, kind: Kind) -> None:
+        full, top = server.full(kind), as_backend(server.model(kind))
+        domain = full.vocabulary()
+        whole, reported = full.open(PROMPTS, []).score(domain), top.open(PROMPTS, []).score(domain)
+        seen = reported > 0.0
+        assert ((seen.sum(axis=1) >= 1) & (seen.sum(axis=1) <= 20)).all()
+        # Control tokens share the key of the end; the top list holds some of them only.
+        inner = [j for j, token in enumerate(domain) if token != EOS]
+        assert np.abs(np.where(seen, reported - whole, 0.0)[:, inner]).max() < 1e-5
+
+    async def test_public_tokens_come_in_order(self, server: Server, kind: Kind) -> None:
+        backend = as_backend(server.model(kind))
+        found = backend.top_tokens(PROMPTS[0], [], top_k=10)
+        assert 1 <= len(found) <= 10
+        assert [probability for _, probability in found] == sorted((p for _, p in found), reverse=True)
+        assert [token for token, _ in await backend.atop_tokens(PROMPTS[0], [], top_k=10)] == [t for t, _ in found]
+
+    def test_demonstrations_can_be_written_token_by_token(self, server: Server, kind: Kind) -> None:
+        backend = as_backend(server.model(kind))
+        written: list[Any] = []
+        session = backend.open(PROMPTS, [])
+        for _ in range(4):
+            domain = [token for token, _ in backend.top_tokens("how", written, top_k=10)]
+            released = domain[int(session.score([*domain, backend.eos]).sum(axis=0)[:-1].argmax())]
+            session.push(released)
+            written.append(released)
+        assert backend.decode(written)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestRowsStandAlone:
+    def test_one_call_at_a_time_repeats_to_the_bit(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind, max_concurrency=1)
+        domain = backend.vocabulary()
+        first, again = (backend.open(PROMPTS, []).score(domain) for _ in range(2))
+        assert np.array_equal(first, again)
+        moved = backend.open([PROMPTS[0], "another", PROMPTS[2]], []).score(domain)
+        assert np.array_equal(first[[0, 2]], moved[[0, 2]])
+        assert np.abs(first[1] - moved[1]).max() > 1e-3
+
+    async def test_concurrent_calls_agree_to_rounding(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind)
+        session, domain = backend.open(PROMPTS * 2, []), backend.vocabulary()
+        serial = server.full(kind, max_concurrency=1).open(PROMPTS * 2, []).score(domain)
+        assert np.abs(session.score(domain) - serial).max() < 1e-4
+        assert np.abs(await session.ascore(domain) - serial).max() < 1e-4
+
+    async def test_a_prompt_beyond_the_context_abstains_alone(self, server: Server, kind: Kind) -> None:
+        backend = server.full(kind, max_concurrency=1)
+        session, domain = backend.open([PROMPTS[0], "card " * 6000, PROMPTS[2]], []), backend.vocabulary()
+        good = backend.open([PROMPTS[0], PROMPTS[2]], []).score(domain)
+        for rows in (session.score(domain), await session.ascore(domain)):
+            assert not rows[1].any()
+            assert np.abs(rows[[0, 2]] - good).max() < 1e-4
+
+
+def test_prefill_equals_completion_of_the_same_rendered_prompt(server: Server) -> None:
+    chat, completion = server.full("chat"), server.full("completion")
+    domain = chat.vocabulary()
+    for prefix in ([], [b" card"], [b" the", b" transfer", b" "]):
+        rendered = [f"<|user|>{prompt}\n<|assistant|>" for prompt in PROMPTS]
+        rows = chat.open(PROMPTS, prefix).score(domain)
+        assert np.abs(rows - completion.open(rendered, prefix).score(domain)).max() < 1e-5
+
+
+def test_instruct_is_another_distribution_and_says_so(server: Server) -> None:
+    prefill, instruct = server.full("chat"), server.full("chat", continuation="instruct")
+    domain = prefill.vocabulary()
+    assert instruct.continuation == "instruct"
+    first = [engine.open(PROMPTS, []).score(domain) for engine in (prefill, instruct)]
+    then = [engine.open(PROMPTS, [b" card"]).score(domain) for engine in (prefill, instruct)]
+    assert np.abs(first[0] - first[1]).max() < 1e-4
+    assert np.abs(then[0] - then[1]).max() > 1e-2
+
+
+def test_one_client_serves_one_event_loop_after_another(server: Server) -> None:
+    # Its own timeout gives this client connections of its own: they die with the first loop.
+    backend = LangChainBackend(server.model("chat", timeout=31.0), full_vocabulary=server.size)
+    domain = backend.vocabulary()
+    rows = [asyncio.run(backend.open(PROMPTS, []).ascore(domain)) for _ in range(3)]
+    assert np.abs(rows[0] - rows[1]).max() < 1e-4
+    assert np.abs(rows[0] - rows[2]).max() < 1e-4
+    assert rows[0].sum(axis=1).min() > 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nobody_overhears_the_stock_clients(server: Server, kind: Kind) -> None:
+    model = server.model(kind)
+    session = as_backend(model).open([f"a ticket: {RECORD}"], [])
+    assert leaks(observe(lambda: session.score([b" card"]))) == set()
+    assert leaks(await aobserve(lambda: session.ascore([b" card"]))) == set()
+    naive = leaks(observe(lambda: model.invoke(f"a ticket: {RECORD}", max_tokens=1)))
+    assert naive >= {*CHANNELS} - {"model callbacks", "usage callback", "astream_events"}
+    # LangChain's awaited completion models send fewer events when a cache is set.
+    naive = leaks(await aobserve(lambda: model.ainvoke(f"a ticket: {RECORD}", max_tokens=1)))
+    assert naive >= {"LangSmith", "global cache"} | ({"astream_events"} if kind == "chat" else set())

@@ -1,0 +1,385 @@
+"""Private calls are seen by nobody, fail in silence, and wait for what is worth waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.rate_limiters import InMemoryRateLimiter
+from langchain_core.runnables import RunnableLambda
+from langsmith import traceable
+from pydantic import Field
+
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
+from tests.canary import CHANNELS, RECORD, VOTE, Recorder, aobserve, describe, leaks, observe
+from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word, fixed
+
+TICKET = "Ticket:"
+PROMPT = f"{TICKET} {RECORD}"
+DOMAIN = [VOTE.encode(), b" plain"]
+ANSWERS = by_word({RECORD: {VOTE: 0.5, " plain": 0.25}}, {" plain": 1.0})
+QUICK = RetryPolicy(first_wait=0.001, max_wait=0.001)
+
+
+def models(recorder: Recorder) -> dict[str, Any]:
+    chat = ScriptedChat(answer=ANSWERS, callbacks=[recorder], verbose=True)
+    return {
+        "chat": chat,
+        "bound chat": chat.bind(user="someone").with_config(tags=["x"]),
+        "retrying chat": chat.with_retry(),
+        "completion": ScriptedLLM(answer=ANSWERS, callbacks=[recorder], verbose=True),
+    }
+
+
+KINDS = tuple(models(Recorder()))
+
+
+@pytest.mark.loopback
+class TestNobodySeesAPrivateCall:
+    """Each channel is shown to work: the ordinary call is seen on it, in the same net."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_sync(self, kind: str) -> None:
+        recorder = Recorder()
+        backend = LangChainBackend(models(recorder)[kind], max_top_k=1)
+        recorder.lines.clear()
+        seen = observe(lambda: backend.open([PROMPT, "none"], []).score(DOMAIN), model_recorder=recorder)
+        assert seen.result == pytest.approx(np.array([[0.5, 0.25], [0.0, 1.0]]))
+        assert leaks(seen) == set()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_async(self, kind: str) -> None:
+        recorder = Recorder()
+        backend = LangChainBackend(models(recorder)[kind], max_top_k=1)
+        recorder.lines.clear()
+        seen = await aobserve(lambda: backend.open([PROMPT, "none"], []).ascore(DOMAIN), model_recorder=recorder)
+        assert seen.result == pytest.approx(np.array([[0.5, 0.25], [0.0, 1.0]]))
+        assert leaks(seen) == set()
+
+    @pytest.mark.parametrize("kind", ["chat", "bound chat"])
+    async def test_the_ordinary_call_is_seen_on_every_channel(self, kind: str) -> None:
+        recorder = Recorder()
+        model = models(recorder)[kind]
+        seen = observe(lambda: model.invoke(PROMPT), model_recorder=recorder)
+        assert leaks(seen) == set(CHANNELS) - {"astream_events"}
+        seen = await aobserve(lambda: model.ainvoke(PROMPT), model_recorder=recorder)
+        assert leaks(seen) == set(CHANNELS)
+
+    async def test_the_ordinary_call_is_seen_even_without_callbacks(self) -> None:
+        seen = await aobserve(lambda: ScriptedChat(answer=ANSWERS).ainvoke(PROMPT, {"callbacks": []}))
+        assert leaks(seen) >= {"debug output", "global cache", "usage callback", "LangSmith"}
+
+    @pytest.mark.parametrize("status", [400, 429])
+    async def test_a_failing_call_is_seen_nowhere_and_abstains(self, status: int) -> None:
+        recorder = Recorder()
+        raises = {TICKET: lambda text: StatusError(text + VOTE, status_code=status)}
+        model = ScriptedChat(answer=ANSWERS, raises=raises, callbacks=[recorder])
+        backend = LangChainBackend(model, max_top_k=1, retry=QUICK)
+        recorder.lines.clear()
+        session = backend.open([PROMPT, "none"], [])
+        for seen in (
+            observe(lambda: session.score(DOMAIN), model_recorder=recorder),
+            await aobserve(lambda: session.ascore(DOMAIN), model_recorder=recorder),
+        ):
+            assert seen.result.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+            assert seen.error is None
+            assert leaks(seen) == set()
+        naive = observe(lambda: model.invoke(PROMPT), model_recorder=recorder)
+        assert leaks(naive) >= {"exception", "config callbacks", "model callbacks", "LangSmith", "debug output", "logs"}
+
+    async def test_a_model_that_traces_and_runs_runnables_inside_is_silent_too(self) -> None:
+        """Tracing off and the empty context are each needed here: nothing else stops what starts inside the model."""
+
+        @traceable
+        def inside(text: str) -> str:
+            return text
+
+        class Chatty(ScriptedChat):
+            def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                RunnableLambda(inside).invoke(inside(messages[0].text))
+                return super()._generate(messages, *args, **kwargs)
+
+        model = Chatty(answer=ANSWERS)
+        session = LangChainBackend(model, max_top_k=1).open([PROMPT], [])
+        alone = silence(model)  # in this very thread, where the caller's context is
+        seen = [
+            observe(lambda: session.score(DOMAIN)),
+            observe(lambda: alone.ask(request(), retry=QUICK)),
+            await aobserve(lambda: session.ascore(DOMAIN)),
+        ]
+        assert [leaks(one) - {"debug output"} for one in seen] == [set()] * 3
+        naive = await aobserve(lambda: model._agenerate([HumanMessage(PROMPT)]))
+        assert leaks(naive) >= {"LangSmith", "run collector", "astream_events"}
+
+    def test_a_public_failure_shows_no_private_text_either(self) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"public": StatusError("offline", status_code=400)})
+        backend = LangChainBackend(model, max_top_k=1, retry=QUICK)
+        session = backend.open([PROMPT], [])
+        session.score(DOMAIN)
+        seen = observe(lambda: backend.top_tokens("public", [], top_k=1))
+        assert "offline" in str(seen.error)
+        assert leaks(seen) == set()
+
+
+def request(text: str = PROMPT, **options: Any) -> Request:
+    return Request(Hidden(text), lambda prompt: [HumanMessage(prompt)], options)
+
+
+def chat(**options: Any) -> ScriptedChat:
+    return ScriptedChat(answer=fixed({"a": 1.0}), **options)
+
+
+class TestStops:
+    """Interruptions go on, without the frames and contexts they came through."""
+
+    @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+    def test_an_interrupt_carries_nothing(self, stop: type[BaseException]) -> None:
+        model = silence(chat(raises={TICKET: lambda text: stop(text + VOTE)}))
+        with pytest.raises(stop) as caught:
+            model.ask(request(), retry=QUICK)
+        assert not [canary for canary in (RECORD, VOTE) if canary in describe(caught.value)]
+        assert caught.value.__context__ is None
+
+    async def test_a_cancellation_carries_nothing(self) -> None:
+        class Slow(ScriptedChat):
+            async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError as error:
+                    raise asyncio.CancelledError(messages) from error
+
+        task = asyncio.create_task(silence(Slow(answer=fixed({}))).aask(request(), retry=QUICK))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert RECORD not in describe(caught.value)
+
+    def test_an_unknown_base_exception_abstains(self) -> None:
+        class Strange(BaseException):
+            pass
+
+        assert silence(chat(raises={TICKET: Strange()})).ask(request(), retry=QUICK).fault == "content"
+
+    def test_text_that_cannot_become_a_message_abstains(self) -> None:
+        broken = Request(Hidden(RECORD + "\ud800"), lambda prompt: str(prompt.encode()), {})
+        assert silence(chat()).ask(broken, retry=QUICK).fault == "content"
+
+    def test_an_exception_whose_attributes_raise_abstains(self) -> None:
+        class HostileError(Exception):
+            @property
+            def status_code(self) -> int:
+                raise RuntimeError(RECORD)
+
+        assert silence(chat(raises={TICKET: HostileError()})).ask(request(), retry=QUICK).fault == "content"
+
+    def test_a_result_without_generations_abstains(self) -> None:
+        class Empty(ScriptedChat):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                return None
+
+        assert silence(Empty(answer=fixed({}))).ask(request(), retry=QUICK).fault == "content"
+
+    def test_no_frame_of_ours_keeps_the_prompt_alive(self) -> None:
+        class Text(str):
+            __slots__ = ()
+
+        silence(chat(raises={TICKET: lambda text: StatusError(text, status_code=400)})).ask(
+            request(Text(PROMPT)), retry=QUICK
+        )
+        gc.collect()
+        assert not [item for item in gc.get_objects() if isinstance(item, Text)]
+
+
+class TestWaiting:
+    @pytest.mark.parametrize(
+        "error", [StatusError("x", status_code=code) for code in (408, 409, 425, 429, 500, 503, 529)]
+    )
+    def test_busy_servers_are_waited_out(self, error: Exception) -> None:
+        model = chat(raises={TICKET: error}, times={TICKET: 3})
+        reply = silence(model).ask(request(), retry=QUICK)
+        assert reply.answer is not None
+        assert len(model.seen) == 4
+
+    @pytest.mark.parametrize(
+        "error", [TimeoutError(), ConnectionResetError(), type("APITimeoutError", (Exception,), {})()]
+    )
+    async def test_timeouts_and_connections_are_waited_out(self, error: Exception) -> None:
+        model = chat(raises={TICKET: error}, times={TICKET: 1})
+        assert (await silence(model).aask(request(), retry=QUICK)).answer is not None
+
+    @pytest.mark.parametrize(
+        "error", [StatusError("x", status_code=400), StatusError("x", status_code=422), ValueError("x")]
+    )
+    def test_content_errors_are_final(self, error: Exception) -> None:
+        model = chat(raises={TICKET: error})
+        assert silence(model).ask(request(), retry=QUICK) == Reply(fault="content")
+        assert len(model.seen) == 1
+
+    def test_waiting_ends_and_the_row_abstains(self) -> None:
+        model = chat(raises={TICKET: StatusError("x", status_code=429)})
+        assert silence(model).ask(request(), retry=QUICK).fault == "busy"
+        assert len(model.seen) == QUICK.max_attempts
+
+    async def test_an_async_client_of_another_event_loop_is_replaced_by_the_blocking_one(self) -> None:
+        class Lost(ScriptedChat):
+            async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+                self.seen.append({"awaited": True})
+                raise RuntimeError("Event loop is closed")
+
+        model = Lost(answer=fixed({"a": 1.0}), raises={TICKET: StatusError("x", status_code=503)}, times={TICKET: 2})
+        assert (await silence(model).aask(request(), retry=QUICK)).answer is not None
+        assert model.seen == [{"awaited": True}, {}, {}, {}]
+
+    async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_then_given(self) -> None:
+        model = chat()
+        again = Request(Hidden(PROMPT), lambda prompt: [HumanMessage(prompt)], {}, lambda answer: len(model.seen) >= 3)
+        assert silence(model).ask(again, retry=QUICK).fault is None
+        assert len(model.seen) == 3
+        never = Request(Hidden(PROMPT), lambda prompt: [HumanMessage(prompt)], {}, lambda answer: False)
+        reply = await silence(model).aask(never, retry=QUICK)
+        assert (reply.fault, len(model.seen)) == ("unreadable", 3 + QUICK.max_attempts)
+        assert reply.answer is not None
+
+    def test_each_row_has_its_own_patience(self) -> None:
+        model = chat(
+            raises={"bad": StatusError("x", status_code=429), "slow": StatusError("x", status_code=429)},
+            times={"slow": 5},
+        )
+        rows = LangChainBackend(model, max_top_k=1, retry=QUICK).open(["bad", "slow", "good"], []).score([b"a"])
+        assert rows.tolist() == [[0.0], [1.0], [1.0]]
+
+    def test_waits_grow_follow_the_provider_and_stay_bounded(self) -> None:
+        policy, busy = RetryPolicy(max_attempts=6), Reply(fault="busy")
+        assert [policy.wait(busy, attempt=i) for i in range(1, 6)] == [0.5, 1.0, 2.0, 4.0, 8.0]
+        assert policy.wait(busy, attempt=6) is None
+        assert policy.wait(Reply(fault="busy", retry_after=7.0), attempt=1) == 7.0
+        assert policy.wait(Reply(fault="busy", retry_after=1e9), attempt=1) == 30.0
+        assert policy.wait(Reply(fault="content"), attempt=1) is None
+        assert policy.wait(Reply(fault="unreadable"), attempt=5) == 0.0
+
+    def test_the_providers_wish_is_read_from_the_response(self) -> None:
+        error = StatusError("x", status_code=429)
+        error.response = type("Response", (), {"headers": {"retry-after": "0"}, "status_code": 429})()  # type: ignore[attr-defined]
+        assert (
+            silence(chat(raises={TICKET: error})).ask(request(), retry=RetryPolicy(max_attempts=1)).retry_after == 0.0
+        )
+
+    @pytest.mark.parametrize("wrong", [{"max_attempts": 0}, {"first_wait": -1.0}, {"max_wait": float("nan")}])
+    def test_impossible_patience_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="max_attempts"):
+            RetryPolicy(**wrong)
+
+    async def test_the_models_rate_limiter_is_honoured(self) -> None:
+        limiter = InMemoryRateLimiter(requests_per_second=50, check_every_n_seconds=0.005, max_bucket_size=1)
+        model = silence(chat(rate_limiter=limiter))
+        started = time.monotonic()
+        for _ in range(4):
+            model.ask(request(), retry=QUICK)
+        for _ in range(4):
+            await model.aask(request(), retry=QUICK)
+        assert time.monotonic() - started >= 7 / 50 * 0.9
+
+
+class TestSilence:
+    def test_the_given_model_is_left_as_it_is(self) -> None:
+        recorder = Recorder()
+        model = chat(callbacks=[recorder], verbose=True, cache=True)
+        quiet = silence(model)._model
+        assert (quiet.callbacks, quiet.verbose, quiet.cache) == (None, False, False)
+        assert model.callbacks == [recorder]
+        assert model.verbose
+        assert model.cache is True
+
+    def test_bindings_are_unwrapped_and_the_outermost_argument_wins(self) -> None:
+        model = chat()
+        bound = model.bind(a=1, b=1).with_config(tags=["x"]).bind(b=2).with_retry()
+        assert unwrap(bound) == (model, {"a": 1, "b": 2})
+        silence(bound).ask(request(c=3), retry=QUICK)
+        assert model.seen == [{"a": 1, "b": 2, "c": 3}]
+
+    def test_arguments_that_would_change_the_answers_shape_are_dropped(self) -> None:
+        model = chat()
+        silence(model.bind(stop=["x"], n=3, stream=True, user="u")).ask(request(), retry=QUICK)
+        assert model.seen == [{"user": "u"}]
+
+    def test_switches_of_the_model_are_set_for_one_plain_answer(self) -> None:
+        class Switches(ScriptedChat):
+            streaming: bool = True
+            n: int = 3
+            use_responses_api: bool | None = None
+            stop: list[str] | None = Field(default_factory=lambda: ["\n"])
+
+        class Sees(Switches):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                self.seen.append({"state": (self.streaming, self.n, self.use_responses_api, self.stop)})
+                return super()._generate(*args, **kwargs)
+
+        model = Sees(answer=fixed({"a": 1.0}))
+        silence(model).ask(request(), retry=QUICK)
+        assert model.seen[0] == {"state": (False, 1, False, [])}
+
+    @pytest.mark.parametrize(
+        "what",
+        [
+            chat() | RunnableLambda(str),
+            ChatPromptTemplate.from_template("{x}"),
+            chat().with_fallbacks([chat()]),
+            RunnableLambda(str),
+            "a model name",
+            None,
+        ],
+        ids=["chain", "prompt", "fallbacks", "lambda", "text", "none"],
+    )
+    def test_what_is_no_model_is_refused(self, what: Any) -> None:
+        with pytest.raises(UnsilencableModelError, match="expected a chat or completion model"):
+            silence(what)
+
+    def test_a_model_around_another_runnable_is_refused(self) -> None:
+        class Wrapper(ScriptedChat):
+            inner: Any = None
+            many: Any = None
+
+        for fields in ({"inner": chat()}, {"many": [chat()]}, {"many": {"a": chat()}}, {"inner": Recorder()}):
+            with pytest.raises(UnsilencableModelError, match="pass the inner model itself"):
+                silence(Wrapper(answer=fixed({}), **fields))
+
+    def test_a_model_that_overrides_the_caching_step_is_refused(self) -> None:
+        class Overriding(ScriptedChat):
+            async def _agenerate_with_cache(self, *args: Any, **kwargs: Any) -> Any:
+                return await super()._agenerate_with_cache(*args, **kwargs)
+
+        with pytest.raises(UnsilencableModelError, match="_agenerate_with_cache"):
+            silence(Overriding(answer=fixed({})))
+
+    def test_stock_models_are_silenced(self) -> None:
+        reply = silence(FakeListChatModel(responses=["yes"])).ask(request(), retry=QUICK)
+        assert reply.answer is not None
+        assert reply.answer.reveal().text == "yes"
+
+
+class TestHidden:
+    def test_a_box_shows_cannot_be_pickled_or_copied(self) -> None:
+        box = Hidden(RECORD)
+        assert RECORD not in f"{box} {box!r} {[box]}"
+        assert not hasattr(box, "__dict__")
+        for use in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(PrivateAccessError):
+                use(box)
+
+    def test_requests_and_replies_show_nothing(self) -> None:
+        reply = silence(chat()).ask(request(), retry=QUICK)
+        failed = silence(chat(raises={TICKET: ValueError(RECORD)})).ask(request(), retry=QUICK)
+        assert RECORD not in repr((request(), reply, failed))
+        assert repr(reply) == repr(failed)

@@ -1,0 +1,86 @@
+"""Baselines say what they protect, and the unprotected ones refuse protected examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
+from langchain_dpicl.baselines import (
+    demonstrations_from_instruction,
+    demonstrations_without_privacy,
+    real_demonstrations_without_privacy,
+)
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from tests.doubles import WORDS
+
+RECORDS = [{"text": "my card was declined", "topic": "card"}] * 40 + [
+    {"text": "my transfer is late", "topic": "transfer"}
+] * 40
+
+
+def private_examples() -> PrivateExamples:
+    return PrivateExamples(RECORDS, label_key="topic", labels=("card", "transfer"), public_size=80)
+
+
+def engine() -> FakeBackend:
+    return FakeBackend(word_copier(WORDS), vocabulary=WORDS)
+
+
+UNPROTECTED = [
+    lambda private: demonstrations_without_privacy(
+        private, llm=engine(), num_slots=10, max_tokens=6, generation_prompt="{topic}: {text}"
+    ),
+    real_demonstrations_without_privacy,
+]
+
+
+@pytest.mark.parametrize("baseline", UNPROTECTED, ids=["no noise", "real"])
+class TestUnprotected:
+    def test_reports_infinite_epsilon_and_shows_the_records(self, baseline: Any) -> None:
+        released = baseline(private_examples())
+        assert released.epsilon == math.inf
+        assert released.report["private"] is False
+        assert [dict(example) for example in released.examples] == [RECORDS[0], RECORDS[-1]]
+
+    def test_refuses_examples_that_a_ledger_protects(self, baseline: Any) -> None:
+        private = private_examples()
+        Budget(epsilon=1.0, delta=1e-6).bind(private)
+        with pytest.raises(PrivateAccessError):
+            baseline(private)
+
+    def test_leaves_the_examples_unfit_for_a_ledger(self, baseline: Any) -> None:
+        private = private_examples()
+        baseline(private)
+        with pytest.raises(PrivateAccessError):
+            Budget(epsilon=1.0, delta=1e-6).bind(private)
+
+
+def test_real_demonstrations_refuse_more_shots_than_there_are() -> None:
+    with pytest.raises(ConfigurationError):
+        real_demonstrations_without_privacy(private_examples(), shots_per_label=41)
+
+
+def test_instruction_only_costs_nothing_and_calls_nothing_private() -> None:
+    llm = FakeBackend(scripted({" my": 1.0}, {" card": 0.9, " top": 0.1}, {"\n": 1.0}), vocabulary=[*WORDS, "\n"])
+    released = demonstrations_from_instruction(
+        llm=llm,
+        label_key="topic",
+        labels=("a", "b"),
+        instruction="Write.",
+        temperature=0.0,
+        max_tokens=9,
+        shots_per_label=2,
+    )
+    assert released.epsilon == 0.0
+    assert [dict(e) for e in released.examples] == [{"text": "my card", "topic": x} for x in ("a", "b", "a", "b")]
+    assert llm.calls["private_rows"] == 0
+
+
+def test_instruction_only_works_without_labels() -> None:
+    llm = FakeBackend(scripted({" my": 1.0}), vocabulary=WORDS)
+    assert demonstrations_from_instruction(llm=llm, instruction="Write.").examples == ({"text": "my"},)
