@@ -1,1 +1,76 @@
-"""Differentially private in-context learning for LangChain."""
+"""Differentially private in-context learning for LangChain.
+
+The public face: what is listed here is promised; everything else is importable but may change.
+"""
+
+from langchain_dpicl.baselines import (
+    demonstrations_from_instruction,
+    demonstrations_without_privacy,
+    real_demonstrations_without_privacy,
+)
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
+from langchain_dpicl.classification import LabelClassifier
+from langchain_dpicl.exceptions import (
+    AccountantsDisagreeError,
+    AccountingError,
+    CapabilityError,
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    PrivacyBudgetMismatchError,
+    PrivateAccessError,
+    RecordError,
+    SealedShareError,
+    SensitivityError,
+    SynthesisInterruptedError,
+    UnknownEventError,
+    UnsilencableModelError,
+)
+from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.privacy.report import PrivacyReport, verify_report
+from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
+from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.synthesis import DemonstrationSynthesizer
+
+__all__ = [
+    "AccountantsDisagreeError",
+    "AccountingError",
+    "Budget",
+    "CapabilityError",
+    "ChatEmbedded",
+    "ConfigurationError",
+    "DPFewShotChatMessagePromptTemplate",
+    "DPFewShotPromptTemplate",
+    "DPICLError",
+    "DemonstrationSynthesizer",
+    "EmbeddedLLM",
+    "LabelClassifier",
+    "LedgerError",
+    "ModelCallError",
+    "NoPrivacyBudgetError",
+    "PrivacyBudgetCallbackHandler",
+    "PrivacyBudgetError",
+    "PrivacyBudgetExceededError",
+    "PrivacyBudgetMismatchError",
+    "PrivacyReport",
+    "PrivateAccessError",
+    "PrivateExamples",
+    "RecordError",
+    "ReleasedDemonstrations",
+    "SealedShareError",
+    "SensitivityError",
+    "SynthesisInterruptedError",
+    "UnknownEventError",
+    "UnsilencableModelError",
+    "demonstrations_from_instruction",
+    "demonstrations_without_privacy",
+    "get_privacy_budget_callback",
+    "real_demonstrations_without_privacy",
+    "verify_report",
+]

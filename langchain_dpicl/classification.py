@@ -1,0 +1,346 @@
+"""Serving side: label likelihoods under a public prompt, calibrated or not. Knows no private record and no budget.
+
+Every prompt in here is public (released demonstrations and the caller's query), so nothing is charged and nothing is
+hidden from tracing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+from typing_extensions import override
+
+from langchain_dpicl._label_scorers import label_scorer
+from langchain_dpicl.backends.base import ChoiceBackend, Rows
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.privacy._validate import check_int, fail
+
+CONTENT_FREE = ("N/A", "", "[MASK]")
+"""The content-free inputs of Zhao et al. (2021)."""
+
+_UNREADABLE = -1e4  # log-likelihood in place of NaN and infinities; keeps every difference finite
+_CACHED_CALIBRATIONS = 64
+
+
+def label_probabilities(log_likelihoods: Rows, content_free: NDArray[np.float64] | None = None) -> Rows:
+    """Normalises label log-likelihoods to probabilities, calibrated where a content-free prior is given.
+
+    Args:
+      log_likelihoods: float64[n, labels]; NaN and infinite entries count as impossible.
+      content_free: float64[labels] mean probabilities of the labels on content-free inputs; None: no calibration.
+
+    Returns:
+      float64[n, labels], rows summing to 1: proportional to `p`, or to `p / content_free`.
+
+    Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0; renormalised here, which keeps the argmax.
+    """
+    return np.exp(_log_softmax(log_likelihoods - (0.0 if content_free is None else _log(content_free))))
+
+
+def content_free_probabilities(log_likelihoods: Rows) -> NDArray[np.float64]:
+    """Returns float64[labels]: the mean label probabilities over content-free inputs, float64[inputs, labels].
+
+    Source: Zhao et al. (2021), section 4.
+    """
+    mean: NDArray[np.float64] = np.exp(_log_softmax(log_likelihoods)).mean(axis=0)
+    return mean
+
+
+class LabelClassifier:
+    """Chooses labels by their likelihood after a prompt, with contextual calibration by default.
+
+    Engines that score complete continuations (`ChoiceBackend`) give the log-likelihood of the whole label, however
+    many tokens it has. Models that only report top tokens give the probability of each label's first token: there,
+    first tokens must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
+
+    Args:
+      llm: an engine, an object that carries one, or a LangChain model with token log-probabilities.
+      labels: at least two distinct labels, as they will be returned.
+      verbalizers: label to the text that stands for it, taken verbatim; by default a space and the label.
+      calibrate: whether to divide by the label probabilities on content-free inputs.
+      content_free: inputs without content, averaged over.
+      max_concurrency: top-token calls in flight at once; a run's own `max_concurrency` goes before.
+
+    Raises:
+      ConfigurationError: labels, verbalizers or content-free inputs are unusable.
+      CapabilityError: the model scores neither continuations nor tokens.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        labels: Sequence[str],
+        verbalizers: Mapping[str, str] | None = None,
+        calibrate: bool = True,
+        content_free: Sequence[str] = CONTENT_FREE,
+        max_concurrency: int = 8,
+    ) -> None:
+        self.labels = _texts("labels", labels, least=2)
+        self.continuations = _continuations(self.labels, verbalizers)
+        self.content_free = _texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+        self.max_concurrency = check_int("max_concurrency", max_concurrency, low=1)
+        engine = llm if isinstance(llm, ChoiceBackend) else as_backend(llm)
+        self._scorer = label_scorer(engine, self.continuations)
+        self._calibrations: OrderedDict[tuple[str, ...], NDArray[np.float64]] = OrderedDict()
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether probabilities are divided by those on content-free inputs."""
+        return bool(self.content_free)
+
+    def score(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
+        """Returns float64[n, labels]: log-likelihoods of the labels after each PUBLIC prompt, uncalibrated.
+
+        Args:
+          prompts: complete prompts, scored as one batch.
+          max_concurrency: calls in flight at once, for models that score one prompt per call.
+
+        Raises:
+          ModelCallError: a call failed, or the answer has another shape.
+          ConfigurationError: two labels share their first token on a model that reports top tokens only.
+        """
+        if not _listed("prompts", prompts):
+            return np.zeros((0, len(self.labels)))
+        return self._checked(self._scorer.score(prompts, max_concurrency or self.max_concurrency), len(prompts))
+
+    async def ascore(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
+        """Is `score`, awaitable."""
+        if not _listed("prompts", prompts):
+            return np.zeros((0, len(self.labels)))
+        rows = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency)
+        return self._checked(rows, len(prompts))
+
+    def calibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
+        """Returns float64[labels]: mean label probabilities of `prompt` on the content-free inputs; None: off.
+
+        Kept for later calls, under the rendered texts.
+
+        Raises:
+          ConfigurationError: the template has not exactly one variable.
+        """
+        texts = self._content_free_texts(prompt)
+        if (known := self._calibrations.get(texts)) is None and texts:
+            known = self._keep(texts, content_free_probabilities(self.score(texts)))
+        return known
+
+    async def acalibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
+        """Is `calibration`, awaitable."""
+        texts = self._content_free_texts(prompt)
+        if (known := self._calibrations.get(texts)) is None and texts:
+            known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
+        return known
+
+    def probabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
+        """Returns float64[n, labels]: label probabilities of each input under `prompt`, calibrated as configured.
+
+        Args:
+          prompt: template whose one variable is the query (more are allowed without calibration).
+          inputs: queries, or dicts of the template's variables.
+
+        Raises:
+          ConfigurationError: calibration needs exactly one variable.
+          ModelCallError: a model call failed.
+        """
+        base = self.calibration(prompt)
+        return label_probabilities(self.score([_rendered(prompt, item) for item in _listed("inputs", inputs)]), base)
+
+    async def aprobabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
+        """Is `probabilities`, awaitable."""
+        base = await self.acalibration(prompt)
+        return label_probabilities(
+            await self.ascore([_rendered(prompt, item) for item in _listed("inputs", inputs)]), base
+        )
+
+    def classify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
+        """Returns the likeliest label of each input; arguments and errors as in `probabilities`."""
+        return self.best(self.probabilities(prompt, inputs))
+
+    async def aclassify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
+        """Is `classify`, awaitable."""
+        return self.best(await self.aprobabilities(prompt, inputs))
+
+    def best(self, probabilities: Rows) -> list[str]:
+        """Returns the likeliest label of each row, float64[n, labels]; the first of equals."""
+        return [self.labels[index] for index in probabilities.argmax(axis=1)]
+
+    def as_runnable(self, prompt: BasePromptTemplate[Any]) -> PromptClassifier:
+        """Returns a Runnable from the prompt's input (text or dict) to a label.
+
+        Raises:
+          ConfigurationError: calibration needs exactly one variable.
+        """
+        self._content_free_texts(prompt)
+        return PromptClassifier(prompt=prompt, classifier=self)
+
+    def __repr__(self) -> str:
+        return f"LabelClassifier(labels={self.labels!r}, calibrates={self.calibrates})"
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _checked(self, rows: Rows, count: int) -> Rows:
+        found = np.asarray(rows, dtype=np.float64)
+        if found.shape != (count, len(self.labels)):
+            raise ModelCallError(f"score: expected shape {(count, len(self.labels))}, found {found.shape}.")
+        return found
+
+    def _content_free_texts(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
+        if not self.calibrates:
+            return ()
+        if len(names := prompt.input_variables) != 1:
+            advice = "Fix the others with prompt.partial(...), or use calibrate=False."
+            raise fail("prompt", "exactly one input variable (the query) to calibrate", sorted(names), advice)
+        return tuple(_rendered(prompt, text) for text in self.content_free)
+
+    def _keep(self, texts: tuple[str, ...], base: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._calibrations[texts] = base
+        if len(self._calibrations) > _CACHED_CALIBRATIONS:
+            self._calibrations.popitem(last=False)
+        return base
+
+
+class PromptClassifier(RunnableSerializable[Any, str]):
+    """A prompt bound to a classifier: text or dict in, label out. Batches are scored as one batch."""
+
+    prompt: BasePromptTemplate  # type: ignore[type-arg]  # pydantic tells BasePromptTemplate[Any] from [str]
+    """Public template; its rendering is traced like that of any prompt."""
+
+    classifier: LabelClassifier = Field(exclude=True)
+    """Scores and calibrates."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    @override
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        return self.batch([input], config)[0]
+
+    @override
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
+        return (await self.abatch([input], config))[0]
+
+    @override
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[str]:
+        return self._batch_with_config(self._labels, inputs, config, return_exceptions=return_exceptions)
+
+    @override
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[str]:
+        return await self._abatch_with_config(self._alabels, inputs, config, return_exceptions=return_exceptions)
+
+    def _labels(
+        self, inputs: list[Any], run_manager: list[CallbackManagerForChainRun], config: list[RunnableConfig]
+    ) -> list[Exception | str]:
+        del run_manager  # LangChain passes a config only beside it
+        values = [_value_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
+        base = self.classifier.calibration(self.prompt)
+        rows = self.classifier.score(_readable(values), max_concurrency=config[0].get("max_concurrency"))
+        return self._spread(values, label_probabilities(rows, base))
+
+    async def _alabels(
+        self, inputs: list[Any], run_manager: list[AsyncCallbackManagerForChainRun], config: list[RunnableConfig]
+    ) -> list[Exception | str]:
+        del run_manager  # LangChain passes a config only beside it
+        values = [await _avalue_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
+        base = await self.classifier.acalibration(self.prompt)
+        rows = await self.classifier.ascore(_readable(values), max_concurrency=config[0].get("max_concurrency"))
+        return self._spread(values, label_probabilities(rows, base))
+
+    def _spread(self, values: list[PromptValue | Exception], probabilities: Rows) -> list[Exception | str]:
+        labels = iter(self.classifier.best(probabilities))
+        return [value if isinstance(value, Exception) else next(labels) for value in values]
+
+
+def _log_softmax(rows: Rows) -> Rows:
+    finite = np.where(np.isfinite(rows), rows, _UNREADABLE)
+    shifted = finite - finite.max(axis=1, keepdims=True)  # float64[n, labels]
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _log(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+
+
+def _texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
+    """Returns distinct texts as a tuple."""
+    expected = f"a sequence of at least {least} distinct {'' if empty else 'non-empty '}texts"
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or len(values) < least:
+        raise fail(name, expected, values)
+    if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
+        raise fail(name, expected, values)
+    return tuple(values)
+
+
+def _listed(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    """Returns `values`, unless it is one text or dict, which would be read letter by letter."""
+    if isinstance(values, (str, bytes, Mapping)):
+        raise fail(name, "a list", type(values).__name__, "Put a single one into a list.")
+    return values
+
+
+def _continuations(labels: tuple[str, ...], verbalizers: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Returns the text that stands for each label, in the order of the labels."""
+    if verbalizers is None:
+        return tuple(f" {label}" for label in labels)
+    if set(verbalizers) != set(labels):
+        raise fail("verbalizers", f"one text for each of {labels!r}", sorted(map(str, verbalizers)))
+    return _texts("verbalizers", [verbalizers[label] for label in labels], least=2)
+
+
+def _text_of(value: PromptValue) -> str:
+    # A conversation is scored where the model's turn begins, in the wording of LangChain's own flattening.
+    return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
+
+
+def _rendered(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> str:
+    if not isinstance(item, Mapping):
+        if len(names := prompt.input_variables) != 1:
+            raise fail("inputs", f"dicts of {sorted(names)}", type(item).__name__)
+        item = {names[0]: item}
+    return _text_of(prompt.format_prompt(**item))
+
+
+# One bad input of a batch fails alone; these are what templates raise for it.
+_INPUT_ERRORS = (KeyError, TypeError, ValueError)
+
+
+def _value_or_error(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig) -> PromptValue | Exception:
+    try:
+        return prompt.invoke(item, config)
+    except _INPUT_ERRORS as error:
+        return error
+
+
+async def _avalue_or_error(
+    prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig
+) -> PromptValue | Exception:
+    try:
+        return await prompt.ainvoke(item, config)
+    except _INPUT_ERRORS as error:
+        return error
+
+
+def _readable(values: Sequence[PromptValue | Exception]) -> list[str]:
+    return [_text_of(value) for value in values if not isinstance(value, Exception)]

@@ -1,0 +1,200 @@
+"""The canary test: a string in every private example, and one in every private answer, show nowhere.
+
+Each front room runs inside a chain under every observer LangChain has; the same net catches the naive call.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from langchain_core.load import dumps
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import PromptTemplate
+from pydantic import BaseModel
+
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.exceptions import DPICLError, RecordError, SynthesisInterruptedError
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
+from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
+
+pytestmark = pytest.mark.loopback
+
+RECORDS = [{"text": f"my card {RECORD} {{q}} {{0}}", "topic": "card", "user": f"{RECORD}-{i}"} for i in range(60)]
+PUBLIC = {" my": 0.5, " card": 0.3, "\n": 0.1}
+
+
+def answer(text: str) -> dict[str, float]:
+    """What the provider sends: private prompts get a token that names them."""
+    return {f" {VOTE}": 0.6, " my": 0.3, " card": 0.1} if RECORD in text else dict(PUBLIC)
+
+
+def private_examples() -> PrivateExamples:
+    return PrivateExamples(
+        RECORDS, label_key="topic", labels=("card", "other"), public_size=120, unit_key="user", dataset_id="canary"
+    )
+
+
+def model(**options: Any) -> Any:
+    return ScriptedLLM(answer=answer, **options)
+
+
+def engine(llm: Any, **options: Any) -> LangChainBackend:
+    return LangChainBackend(llm, max_top_k=3, **options)
+
+
+def run(llm: Any, budget: PrivacyBudgetCallbackHandler | None = None, **options: Any) -> DPFewShotPromptTemplate:
+    return DPFewShotPromptTemplate.from_private_examples(
+        private_examples(),
+        llm=llm,
+        budget=budget or PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
+        epsilon=8.0,
+        max_tokens=3,
+        num_slots=20,
+        public_top_k=3,
+        instruction="Messages.",
+        example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
+        suffix="{input} ->",
+        **options,
+    )
+
+
+def shows(thing: Any) -> list[str]:
+    """Every way to look at an object."""
+    looks = [repr(thing), str(thing), format(thing), repr(getattr(thing, "__dict__", "")), dumps(thing)]
+    if isinstance(thing, BaseModel):
+        looks.append(repr(thing.model_dump()))
+    return [canary for look in looks for canary in canaries_in(look)]
+
+
+def test_the_net_catches_the_naive_call() -> None:
+    recorder = Recorder()
+    llm = model(callbacks=[recorder])
+    seen = observe(lambda: llm.invoke(f"{RECORD}\nmy"), model_recorder=recorder)
+    assert {"config callbacks", "model callbacks", "debug output", "LangSmith", "run collector"} <= leaks(seen)
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["plain", "bound"])
+def test_nothing_shows_while_demonstrations_are_made(bound: bool) -> None:
+    recorder = Recorder()
+    llm = model(callbacks=[recorder], verbose=True, cache=True)
+    seen = observe(lambda: run(engine(llm.bind(stop=["x"]) if bound else llm)), model_recorder=recorder)
+    assert seen.error is None
+    assert leaks(seen) == set()
+    assert seen.result.examples
+
+
+async def test_nothing_shows_while_demonstrations_are_made_async() -> None:
+    recorder = Recorder()
+
+    async def action() -> Any:
+        return await DPFewShotPromptTemplate.afrom_private_examples(
+            private_examples(),
+            llm=engine(model(callbacks=[recorder])),
+            budget=PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
+            epsilon=8.0,
+            max_tokens=2,
+            num_slots=10,
+            public_top_k=3,
+            example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
+            suffix="{input} ->",
+        )
+
+    seen = await aobserve(action, model_recorder=recorder)
+    assert seen.error is None
+    assert leaks(seen) == set()
+
+
+def test_nothing_shows_with_a_chat_model() -> None:
+    llm = ScriptedChat(answer=answer)
+    assert leaks(observe(lambda: llm.invoke([HumanMessage(RECORD)])))
+    seen = observe(lambda: run(engine(llm, continuation="instruct")))
+    assert seen.error is None
+    assert leaks(seen) == set()
+
+
+def test_a_failing_provider_tells_nobody_which_record() -> None:
+    """The provider refuses every private prompt, echoing it; rows abstain and the run goes on."""
+    llm = model(raises={RECORD: lambda text: StatusError(text, status_code=400)})
+    seen = observe(lambda: run(engine(llm)))
+    assert seen.error is None
+    assert leaks(seen) == set()
+
+
+def test_an_outage_in_the_middle_shows_nothing_either() -> None:
+    llm = model()
+    made = DemonstrationSynthesizer.from_private_examples(
+        private_examples(),
+        llm=engine(llm),
+        budget=PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
+        epsilon=8.0,
+        max_tokens=3,
+        num_slots=20,
+        public_top_k=3,
+    )
+    llm.raises["text:"] = lambda text: StatusError(text, status_code=400)
+    with pytest.raises(SynthesisInterruptedError) as caught:
+        made.run()
+    assert canaries_in(describe(caught.value)) == []
+    assert shows(caught.value.synthesizer) == []
+
+
+def test_no_object_of_ours_shows_a_record() -> None:
+    budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5)
+    private = private_examples()
+    prompt = run(engine(model()), budget)
+    chain = prompt | model()
+    for thing in (private, prompt, chain, budget, budget.report(), budget.budget, prompt.partial(input="x")):
+        assert shows(thing) == []
+    assert RECORD not in prompt.format(input="x") + str(prompt.privacy_report)
+    assert RECORD.encode() not in pickle.dumps(prompt)
+
+
+def test_private_examples_refuse_every_way_out() -> None:
+    private = private_examples()
+    assert copy.copy(private) is private
+    assert copy.deepcopy({"x": private})["x"] is private
+    with pytest.raises(DPICLError) as caught:
+        pickle.dumps(private)
+    assert canaries_in(describe(caught.value)) == []
+    for way in (iter, len, list, dict):
+        with pytest.raises(TypeError) as refused:
+            way(private)
+        assert canaries_in(describe(refused.value)) == []
+    for name in dir(private):
+        if not name.startswith("__"):
+            assert canaries_in(repr(getattr(private, name))) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"topic": "card", "user": RECORD},
+        {"text": RECORD, "topic": RECORD, "user": "u"},
+        {"text": [RECORD], "topic": "card", "user": "u"},
+        {"text": RECORD, "topic": "card"},
+        RECORD,
+        None,
+    ],
+    ids=["no text", "undeclared label", "not text", "no unit", "no mapping", "none"],
+)
+def test_a_record_fault_hides_index_and_value(bad: Any) -> None:
+    with pytest.raises(RecordError) as caught:
+        PrivateExamples([*RECORDS[:7], bad], label_key="topic", labels=("card",), public_size=50, unit_key="user")
+    assert canaries_in(describe(caught.value)) == []
+    assert "7" not in str(caught.value)
+
+
+def test_queries_with_braces_and_demonstrations_with_braces_arrive_byte_for_byte() -> None:
+    prompt = DPFewShotPromptTemplate(
+        examples=[{"text": '{"a": 1} {q} {', "topic": "}"}],
+        example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
+        suffix="{input} ->",
+    )
+    assert prompt.invoke({"input": "{x.y} {:>9}"}).to_string() == '{"a": 1} {q} { -> }\n\n{x.y} {:>9} ->'

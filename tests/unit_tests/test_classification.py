@@ -1,0 +1,455 @@
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.load import dumps
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from scipy.special import log_softmax, softmax
+
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.classification import LabelClassifier, content_free_probabilities, label_probabilities
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+
+LABELS = ("card", "cash")
+PROMPT = PromptTemplate.from_template("Ticket: {input}\nQueue:")
+
+
+class Choices:
+    """Scores whole continuations: log-likelihoods by a function of (prompt, choice)."""
+
+    def __init__(self, log_likelihood):
+        self.log_likelihood, self.calls = log_likelihood, []
+
+    def score_choices(self, prompts, choices):
+        self.calls.append((tuple(prompts), tuple(choices)))
+        return np.array([[self.log_likelihood(prompt, choice) for choice in choices] for prompt in prompts])
+
+    async def ascore_choices(self, prompts, choices):
+        return self.score_choices(prompts, choices)
+
+
+class TopTokens:
+    """Reports top tokens only, as bytes, and how many calls ran at once."""
+
+    name, max_top_k, eos = "top", 5, b""
+
+    def __init__(self, tokens):
+        self.tokens, self.asked, self.running, self.most = tokens, [], 0, 0
+        self.lock = threading.Lock()
+
+    def vocabulary(self):
+        raise CapabilityError("top tokens only")
+
+    def top_tokens(self, prompt, prefix, *, top_k):
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(0.005)
+        with self.lock:
+            self.running -= 1
+            self.asked.append((prompt, tuple(prefix), top_k))
+        found = self.tokens(prompt)
+        return [(text.encode(), probability) for text, probability in found.items()]
+
+    async def atop_tokens(self, prompt, prefix, *, top_k):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.005)
+        self.running -= 1
+        return [(text.encode(), probability) for text, probability in self.tokens(prompt).items()]
+
+    def open(self, prompts, prefix):
+        raise AssertionError("a public prompt needs no private session")
+
+    def decode(self, tokens):
+        return b"".join(tokens).decode("utf-8", "replace")
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def by_table(table: dict[str, dict[str, float]]):
+    """Log-likelihoods from probabilities, by the query inside `PROMPT` and the choice."""
+
+    def log_likelihood(prompt, choice):
+        query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")
+        return math.log(table[query][choice.strip()])
+
+    return log_likelihood
+
+
+# The hand-computed example. Content-free: (.9, .1) twice and (.6, .4) once -> mean (.8, .2). A query at (.7, .3) leans
+# to "card" raw; calibrated .7/.8 : .3/.2 = 7/8 : 12/8 -> (7/19, 12/19), so "cash".
+TABLE = {
+    "N/A": {"card": 0.9, "cash": 0.1},
+    "": {"card": 0.09, "cash": 0.01},  # unnormalised on purpose: only the ratio counts
+    "[MASK]": {"card": 0.6, "cash": 0.4},
+    "atm kept it": {"card": 0.07, "cash": 0.03},
+    "pin": {"card": 0.95, "cash": 0.05},
+}
+
+
+def classifier(engine=None, **changes) -> LabelClassifier:
+    return LabelClassifier(engine or Choices(by_table(TABLE)), **({"labels": LABELS} | changes))
+
+
+# -- the numbers --------------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_by_hand():
+    one = classifier()
+    assert one.calibration(PROMPT) == pytest.approx([0.8, 0.2], abs=1e-12)
+    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["cash", "card"]
+
+
+def test_without_calibration_the_likelihoods_are_only_normalised():
+    one = classifier(calibrate=False)
+    assert one.calibration(PROMPT) is None
+    assert not one.calibrates
+    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[0.7, 0.3]]), abs=1e-12)
+    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["card", "card"]
+    assert len(one._scorer._engine.calls) == 2
+
+
+def rows(shape):
+    return hnp.arrays(np.float64, shape, elements=st.floats(-200, 200))
+
+
+@given(rows((4, 3)), st.integers(1, 4))
+def test_a_uniform_content_free_answer_changes_nothing(scores, count):
+    base = content_free_probabilities(np.full((count, 3), -7.0))
+    assert base == pytest.approx([1 / 3] * 3, abs=1e-15)
+    assert np.allclose(label_probabilities(scores, base), label_probabilities(scores), atol=1e-12)
+
+
+@given(rows((1, 4)))
+def test_a_calibrated_content_free_input_is_uniform(scores):
+    base = content_free_probabilities(scores)
+    assert np.allclose(label_probabilities(scores, base), 0.25, atol=1e-9)
+
+
+@given(rows((3, 4)), rows((2, 4)))
+def test_calibration_is_the_diagonal_matrix_of_the_paper(scores, content_free):
+    """Second source: W = diag(p_cf)^-1 applied to softmax probabilities (scipy), in the log domain."""
+    log_p = log_softmax(scores, axis=1)
+    log_cf = np.log(np.maximum(softmax(content_free, axis=1).mean(axis=0), np.finfo(float).tiny))
+    expected = softmax(log_p - log_cf, axis=1)
+    found = label_probabilities(scores, content_free_probabilities(content_free))
+    assert np.allclose(found, expected, atol=1e-9)
+    assert np.allclose(found.sum(axis=1), 1.0)
+
+
+@given(rows((2, 3)), rows((2, 1)), rows((1, 3)))
+def test_a_constant_per_row_changes_nothing(scores, constants, content_free):
+    base = content_free_probabilities(content_free)
+    shifted = label_probabilities(scores + constants, base)
+    assert np.allclose(shifted, label_probabilities(scores, base), atol=1e-9)
+
+
+@given(hnp.arrays(np.float64, (3, 3), elements=st.floats(allow_nan=True, allow_infinity=True)))
+def test_unreadable_scores_still_give_probabilities(scores):
+    finite = label_probabilities(scores, content_free_probabilities(scores))
+    assert np.isfinite(finite).all()
+    assert np.allclose(finite.sum(axis=1), 1.0)
+
+
+def test_an_impossible_label_is_never_chosen_and_a_failed_row_is_even():
+    scores = np.array([[-np.inf, -3.0], [np.nan, -3.0], [-np.inf, -np.inf]])
+    assert np.allclose(label_probabilities(scores), [[0, 1], [0, 1], [0.5, 0.5]])
+
+
+# -- whole labels -------------------------------------------------------------------------------------------------
+
+
+def test_multi_token_labels_are_scored_whole():
+    """First tokens would say "top up" (.6); the whole label says "cash withdrawal" (.4 x .9 against .6 x .5)."""
+    steps = {(): {" top": 0.6, " cash": 0.4}, (b" top",): {" up": 0.5}, (b" cash",): {" withdrawal": 0.9}}
+    engine = FakeBackend(lambda _prompt, prefix: steps[prefix], max_top_k=5)
+    one = LabelClassifier(engine, labels=["top up", "cash withdrawal"], calibrate=False)
+    assert one.score(["Queue:"]) == pytest.approx(np.log([[0.30, 0.36]]))
+    assert one.classify(PromptTemplate.from_template("{input}\nQueue:"), ["x"]) == ["cash withdrawal"]
+
+
+def test_verbalizers_are_scored_verbatim_and_labels_returned():
+    engine = Choices(lambda _prompt, choice: {" world": -1.0, "\nsports": -0.5}[choice])
+    one = LabelClassifier(engine, labels=["0", "1"], verbalizers={"1": "\nsports", "0": " world"}, calibrate=False)
+    assert one.classify(PROMPT, ["x"]) == ["1"]
+    assert engine.calls == [(("Ticket: x\nQueue:",), (" world", "\nsports"))]
+
+
+def test_a_batch_is_one_call_and_calibration_is_measured_once_per_template():
+    engine = Choices(by_table(TABLE))
+    one = classifier(engine)
+    one.classify(PROMPT, ["pin", "atm kept it"])
+    one.classify(PROMPT, ["pin"])
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1]
+    engine.log_likelihood = lambda prompt, choice: -float(len(prompt + choice))
+    other = PromptTemplate.from_template("{q}!")
+    one.classify(other, ["pin"])
+    assert engine.calls[3][0] == ("N/A!", "!", "[MASK]!")
+    one.classify(PromptTemplate.from_template("{other_name}!"), ["pin"])  # the same texts
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1, 3, 1, 1]
+
+
+def test_the_calibrations_kept_are_bounded():
+    one = classifier(Choices(lambda _prompt, _choice: -1.0))
+    for number in range(200):
+        one.calibration(PromptTemplate.from_template(f"{number} {{q}}"))
+    assert len(one._calibrations) <= 64
+
+
+def test_no_prompts_need_no_call():
+    engine = Choices(by_table(TABLE))
+    assert classifier(engine).score([]).shape == (0, 2)
+    assert engine.calls == []
+    assert classifier(engine).classify(PROMPT, []) == []
+
+
+def test_queries_with_braces_are_scored_as_they_are():
+    seen = []
+    engine = Choices(lambda prompt, _choice: seen.append(prompt) or -1.0)
+    classifier(engine, calibrate=False).classify(PROMPT, ['{"a": {q}}', {"input": "{"}])
+    assert set(seen) == {'Ticket: {"a": {q}}\nQueue:', "Ticket: {\nQueue:"}
+
+
+def test_a_chat_prompt_is_scored_where_the_answer_begins():
+    engine = Choices(lambda _prompt, _choice: -1.0)
+    chat = ChatPromptTemplate.from_messages([("human", "a"), ("ai", "card"), ("human", "{input}")])
+    classifier(engine, calibrate=False).classify(chat, ["b"])
+    assert engine.calls[0][0] == ("Human: a\nAI: card\nHuman: b\nAI:",)
+
+
+def test_an_engine_that_answers_in_another_shape_is_reported():
+    engine = Choices(lambda _prompt, _choice: -1.0)
+    engine.score_choices = lambda prompts, choices: np.zeros((len(prompts), 3))
+    with pytest.raises(ModelCallError, match="shape"):
+        classifier(engine).score(["a"])
+
+
+# -- first tokens -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_top_tokens_is_read_at_the_first_token():
+    engine = TopTokens(lambda _prompt: {" car": 0.5, "card": 0.1, " cash": 0.2, "The": 0.1})
+    scores = classifier(engine, calibrate=False).score(["one", "two"])
+    assert np.exp(scores) == pytest.approx(np.array([[0.6, 0.2]] * 2))
+    assert sorted(engine.asked) == [("one", (), 5), ("two", (), 5)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ({" card": 0.9}, 1e-6),
+        ({" card": 0.9, "!": 1e-9}, 1e-9),
+        ({" card": 0.9, "!": 0.0}, 1e-6),
+    ],
+)
+def test_a_label_outside_the_top_counts_the_floor_and_never_more_than_a_reported_token(tokens, expected):
+    scores = classifier(TopTokens(lambda _prompt: tokens), calibrate=False).score(["x"])
+    assert np.exp(scores[0]) == pytest.approx([0.9, expected])
+
+
+def test_an_empty_answer_is_even():
+    probabilities = classifier(TopTokens(lambda _prompt: {}), calibrate=False).probabilities(PROMPT, ["x"])
+    assert np.allclose(probabilities, 0.5)
+
+
+def test_labels_that_share_the_first_token_are_reported():
+    shared = classifier(TopTokens(lambda _prompt: {" ca": 0.7, " cash": 0.1}), calibrate=False)
+    with pytest.raises(ConfigurationError, match="first tokens"):
+        shared.score(["x"])
+    some = classifier(TopTokens(lambda _prompt: {" c": 0.3, " cash": 0.2, " card": 0.1}), calibrate=False)
+    assert np.exp(some.score(["x"])) == pytest.approx(np.array([[0.1, 0.2]]))
+
+
+@pytest.mark.parametrize("labels", [["card", "card payment"], ["1", "10"]])
+def test_a_label_that_begins_another_is_refused_where_only_first_tokens_are_seen(labels):
+    with pytest.raises(ConfigurationError, match="verbalizers"):
+        LabelClassifier(TopTokens(lambda _prompt: {}), labels=labels)
+    assert LabelClassifier(Choices(lambda _prompt, _choice: -1.0), labels=labels).classify(PROMPT, ["x"]) == labels[:1]
+    told = LabelClassifier(
+        TopTokens(lambda _prompt: {" B": 0.5, " A": 0.4}),
+        labels=labels,
+        verbalizers={labels[0]: " A", labels[1]: " B"},
+        calibrate=False,
+    )
+    assert told.classify(PROMPT, ["x"]) == labels[1:]
+
+
+def test_first_tokens_are_calibrated_like_whole_labels():
+    def tokens(prompt):
+        query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")
+        return {f" {label}": probability for label, probability in TABLE[query].items()}
+
+    found = classifier(TopTokens(tokens)).probabilities(PROMPT, ["atm kept it"])
+    assert found == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+
+
+async def test_calls_in_flight_are_limited():
+    engine = TopTokens(lambda _prompt: {" card": 0.5})
+    one = classifier(engine, calibrate=False, max_concurrency=3)
+    one.score([str(number) for number in range(12)])
+    assert 1 < engine.most <= 3
+    assert len({prompt for prompt, _, _ in engine.asked}) == 12
+    engine.most = 0
+    await one.ascore([str(number) for number in range(12)])
+    assert engine.most == 3
+    engine.most = 0
+    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    assert engine.most == 1
+    await one.as_runnable(PROMPT).abatch(["a", "b", "c"], {"max_concurrency": 1})
+    assert engine.most == 1
+
+
+def test_rows_keep_the_order_of_the_prompts():
+    engine = TopTokens(lambda prompt: {" card": int(prompt) / 100, " cash": 0.001})
+    scores = classifier(engine, calibrate=False).score([str(number) for number in range(1, 20)])
+    assert np.exp(scores[:, 0]) == pytest.approx(np.arange(1, 20) / 100)
+
+
+# -- the Runnable -------------------------------------------------------------------------------------------------
+
+
+async def test_the_runnable_takes_text_or_dict_sync_and_async():
+    chain = classifier().as_runnable(PROMPT)
+    assert chain.invoke("atm kept it") == chain.invoke({"input": "atm kept it"}) == "cash"
+    assert await chain.ainvoke("pin") == "card"
+    assert chain.batch(["pin", {"input": "atm kept it"}]) == ["card", "cash"]
+    assert await chain.abatch(["atm kept it"]) == ["cash"]
+    assert chain.batch([]) == await chain.abatch([]) == []
+    assert list(chain.stream("pin")) == ["card"]
+    assert [part async for part in chain.astream("pin")] == ["card"]
+    assert (chain | str.upper).invoke("pin") == "CARD"
+
+
+async def test_a_batch_of_the_runnable_is_scored_as_one():
+    engine = Choices(by_table(TABLE))
+    chain = classifier(engine).as_runnable(PROMPT)
+    chain.batch(["pin", "atm kept it", "pin"])
+    await chain.abatch(["pin", "pin"])
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 3, 2]
+
+
+async def test_one_bad_input_of_a_batch_fails_alone():
+    chain = classifier().as_runnable(PROMPT)
+    for found in (
+        chain.batch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
+        await chain.abatch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
+    ):
+        assert found[0] == "card"
+        assert isinstance(found[1], KeyError)
+        assert found[2] == "cash"
+    with pytest.raises(KeyError):
+        chain.batch(["pin", {"wrong": 1}])
+    with pytest.raises(KeyError):
+        await chain.ainvoke({"wrong": 1})
+
+
+class Recorder(BaseCallbackHandler):
+    def __init__(self):
+        self.events = Counter()
+
+    def on_chain_start(self, serialized, inputs, **kwargs):
+        self.events["start", kwargs["name"]] += 1
+
+    def on_chain_end(self, outputs, **kwargs):
+        self.events["end"] += 1
+
+    def on_chain_error(self, error, **kwargs):
+        self.events["error"] += 1
+
+
+def test_the_run_and_its_prompt_are_traced():
+    recorder = Recorder()
+    chain = classifier().as_runnable(PROMPT)
+    chain.batch(["pin", "pin"], {"callbacks": [recorder]})
+    assert recorder.events == {("start", "PromptClassifier"): 2, ("start", "PromptTemplate"): 2, "end": 4}
+
+
+def test_the_runnable_shows_labels_and_prompt_only():
+    chain = classifier().as_runnable(PROMPT)
+    assert "LabelClassifier(labels=('card', 'cash'), calibrates=True)" in repr(chain)
+    assert "Queue" in dumps(chain)
+    assert "classifier" not in chain.model_dump()
+
+
+def test_the_async_numbers_are_the_sync_numbers():
+    async def both():
+        one = classifier()
+        assert np.array_equal(await one.acalibration(PROMPT), classifier().calibration(PROMPT))
+        assert np.array_equal(await one.aprobabilities(PROMPT, ["pin"]), one.probabilities(PROMPT, ["pin"]))
+        assert await one.aclassify(PROMPT, ["pin", "atm kept it"]) == ["card", "cash"]
+        assert (await one.ascore([])).shape == (0, 2)
+
+    asyncio.run(both())
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"labels": ["card"]}, "labels"),
+        ({"labels": "card"}, "labels"),
+        ({"labels": ["card", "card"]}, "labels"),
+        ({"labels": ["card", ""]}, "labels"),
+        ({"labels": ["card", 1]}, "labels"),
+        ({"labels": {"card", "cash"}}, "labels"),
+        ({"verbalizers": {"card": "a"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": "b", "more": "c"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": "a"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": ""}}, "verbalizers"),
+        ({"content_free": ()}, "content_free"),
+        ({"content_free": "N/A"}, "content_free"),
+        ({"content_free": ["N/A", None]}, "content_free"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+    ],
+)
+def test_unusable_arguments_are_refused_by_name(changes, name):
+    with pytest.raises(ConfigurationError, match=name):
+        classifier(**changes)
+
+
+def test_a_single_text_is_not_read_letter_by_letter():
+    one = classifier()
+    for call in (lambda: one.score("pin"), lambda: one.classify(PROMPT, "pin"), lambda: one.classify(PROMPT, {})):
+        with pytest.raises(ConfigurationError, match="a list"):
+            call()
+
+
+def test_a_model_that_only_completes_text_is_refused_with_advice():
+    class Text:
+        def complete(self, prompts, *, max_tokens, stop=()):
+            return [""] * len(prompts)
+
+        async def acomplete(self, prompts, *, max_tokens, stop=()):
+            return [""] * len(prompts)
+
+    with pytest.raises(CapabilityError):
+        classifier(Text())
+
+
+async def test_calibration_needs_exactly_one_variable():
+    two = PromptTemplate.from_template("{kind}: {input}")
+    one = classifier()
+    for call in (lambda: one.calibration(two), lambda: one.as_runnable(two), lambda: one.classify(two, ["x"])):
+        with pytest.raises(ConfigurationError, match="partial"):
+            call()
+    with pytest.raises(ConfigurationError, match="partial"):
+        await one.acalibration(two)
+    engine = Choices(lambda _prompt, choice: -float(len(choice)))
+    plain = classifier(engine, calibrate=False)
+    assert plain.classify(two, [{"kind": "mail", "input": "x"}]) == ["card"]
+    with pytest.raises(ConfigurationError, match="inputs"):
+        plain.classify(two, ["x"])
+    assert classifier(engine).classify(two.partial(kind="mail"), ["x"]) == ["card"]
