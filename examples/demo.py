@@ -30,7 +30,7 @@ from langchain_dpicl import (
     real_demonstrations_without_privacy,
 )
 
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
+EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
 SIZE = 1500
 INSTRUCTION = "Questions of bank customers."
@@ -96,7 +96,7 @@ def section(title: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="generations per method")
+    parser.add_argument("--repeats", type=int, default=5, help="generations per method")
     parser.add_argument("--shots", type=int, default=2, help="demonstrations per label")
     parser.add_argument("--queries", type=int, default=60, help="new questions per label")
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -114,13 +114,14 @@ def main() -> int:
         max_tokens=40,
         rows="slots",
         num_slots=1,
-        shots_per_slot=2,
         redraw_every=40,
         public_top_k=None,
     )
-    print("one prompt, no noise (epsilon = infinity): names, amounts and places of a customer")
+    print("one prompt, no noise (epsilon = infinity):")
+    records = {record["text"] for record in bank_questions(num_per_label=SIZE)}
     for example in one.examples:
-        print(f"   [{example['label']}] {example['text']}")
+        copied = "  <- a customer's record, word for word" if example["text"] in records else ""
+        print(f"   [{example['label']}] {example['text']}{copied}")
     print("noisy majority of about 80 prompts (epsilon = 2):")
     _, report = private_run(model, 2.0, shots=1, show=True)
 

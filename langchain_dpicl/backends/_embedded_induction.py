@@ -141,7 +141,7 @@ class Batch:
             rows[together] = tilt[:, groups] * ngram[domain] / total[:, None]
         return rows
 
-    def _matches(self, place: Place) -> tuple[Ints, Ints]:
+    def _matches(self, place: Place) -> tuple[Ints, Floats]:
         """Sources whose token is the latest one, and for how many tokens their past matches within one line."""
         source = np.flatnonzero(self._source_token == place.recent[self._source_row, -1])
         index, row = self._sources[source], self._source_row[source]

@@ -58,7 +58,7 @@ def _within_documents(streams: Mapping[str, Ints], vectors: Floats, recipe: Reci
     """Whitens what varies between passages of one document, so that directions that tell documents apart count more."""
     scatter, number, size = np.zeros((vectors.shape[1],) * 2), 0, recipe.passage
     for stream in streams.values():
-        borders = np.flatnonzero(stream == END)
+        borders: list[int] = np.flatnonzero(stream == END).tolist()
         for first, last in pairwise(borders):
             if last - first <= 4 * size:
                 continue
