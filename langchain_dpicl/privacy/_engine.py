@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, compose
+from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, Steps, compose
 from langchain_dpicl.privacy._profiles import FloatArray, Profile
 from langchain_dpicl.privacy._terms import Terms
 from langchain_dpicl.privacy._validate import Adjacency
@@ -96,11 +96,21 @@ def bounds(terms: Terms, adjacency: Adjacency, *, is_coarse: bool) -> tuple[Boun
     found: list[Bound] = [] if terms.sampled else _closed_forms(terms)
     if len(inside) > 1 or inside[0][1] > 1:
         found.append(compose(inside, is_coarse=is_coarse))
+        found.extend(_sum_of_pure(inside))
     elif terms.sampled:
         found.append(CurveBound("one sampled release, closed form", inside[0][0]))
     elif terms.ranges:
         found.append(CurveBound("bounded-range block", inside[0][0]))
     return tuple(found)
+
+
+def _sum_of_pure(inside: Steps) -> list[Bound]:
+    """Where every step's loss is bounded, the sum of the bounds: what few and loud steps cost at most."""
+    tops = [(max(p.top_up, p.top_down) * (1.0 + 1e-9), p, count) for p, count in inside]
+    if any(curve(np.array([top]))[0] > 0.0 for top, p, _ in tops for curve in (p.up, p.down)):
+        return []
+    total = math.fsum(count * top for top, _, count in tops)
+    return [CurveBound("sum of pure losses", profiles.randomised_response(total))]
 
 
 def last_resort(terms: Terms, adjacency: Adjacency) -> Bound:

@@ -167,10 +167,9 @@ def _price_of(terms: Terms, delta: float, adjacency: Adjacency, *, is_coarse: bo
     if terms.is_empty:
         return _Price(terms, 0.0, 0.0, "nothing released", 0.0)
     prices = list(_bound_prices(_engine.bounds(terms, adjacency, is_coarse=is_coarse), terms, delta))
-    best = min(prices, key=lambda price: price.epsilon)
-    if math.isfinite(best.epsilon):
-        return best
-    return next(_bound_prices((_engine.last_resort(terms, adjacency),), terms, delta))
+    if any(price.epsilon == math.inf for price in prices):
+        prices.extend(_bound_prices((_engine.last_resort(terms, adjacency),), terms, delta))
+    return min(prices, key=lambda price: price.epsilon)
 
 
 def _bound_prices(bounds: tuple[Bound, ...], terms: Terms, delta: float) -> Iterator[_Price]:
