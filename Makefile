@@ -1,6 +1,9 @@
 # Set-up and work in one command each. Needs Python 3.11+, git and make; everything else is installed into .venv*.
 PYTHON ?= python3
 DATA ?= ../shared/data/trec.jsonl.gz
+# How TREC's label codes read in a prompt; labels of other files pass through unchanged.
+WORDS ?= DESC=description ENTY=thing HUM=person LOC=place NUM=number
+INSTRUCTION ?= Questions and the kind of answer they ask for.
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
@@ -26,7 +29,7 @@ lint: .venv-test/.ready
 	.venv-test/bin/lint-imports
 
 bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its format): make bench-trec DATA=FILE.jsonl.gz
-	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) $(ARGS)
+	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) --words $(WORDS) --instruction "$(INSTRUCTION)" $(ARGS)
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data

@@ -52,11 +52,15 @@ class Task:
     dropped: dict[str, int]
 
 
-def load(path: Path, *, min_size: int, queries: int) -> Task:
-    """Reads the data; sizes per label are declared as public."""
+def load(path: Path, *, min_size: int, queries: int, words: dict[str, str]) -> Task:
+    """Reads the data; sizes per label are declared as public, labels are shown as `words` where given."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    named = [{"text": r["text"], "label_name": str(r.get("label_name", r["label"])), "split": r["split"]} for r in rows]
+    names = [str(row.get("label_name", row["label"])) for row in rows]
+    named = [
+        {"text": row["text"], "label_name": words.get(name, name), "split": row["split"]}
+        for row, name in zip(rows, names, strict=True)
+    ]
     sizes = Counter(row["label_name"] for row in named if row["split"] == "train")
     kept = tuple(sorted(label for label, size in sizes.items() if size >= min_size))
     strip = lambda row: {"text": row["text"], "label_name": row["label_name"]}  # noqa: E731
@@ -180,6 +184,7 @@ def main() -> int:
     parser.add_argument("--num-slots", type=int, default=80)
     parser.add_argument("--rows", choices=("units", "slots"))
     parser.add_argument("--shots-per-slot", type=int)
+    parser.add_argument("--words", nargs="*", default=[], metavar="LABEL=WORD", help="show a label as a word")
     parser.add_argument("--instruction", default="Short texts and their labels.")
     parser.add_argument("--out", type=Path, default=Path("out/bench.json"))
     arguments = parser.parse_args()
@@ -187,7 +192,8 @@ def main() -> int:
         print(f"no data file at {arguments.data}: give one with --data FILE.jsonl.gz (make bench-trec DATA=...)")
         return 2
     started = time.perf_counter()
-    task = load(arguments.data, min_size=arguments.min_size, queries=arguments.queries)
+    words = dict(pair.split("=", 1) for pair in arguments.words)
+    task = load(arguments.data, min_size=arguments.min_size, queries=arguments.queries, words=words)
     bench = Bench(task, arguments)
     print(f"{arguments.data.name}: declared sizes {task.sizes}, dropped {task.dropped or 'none'}")
     print(f"{len(task.test)} questions")
