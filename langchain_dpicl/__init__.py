@@ -3,6 +3,8 @@
 The public face: what is listed here is promised; everything else is importable but may change.
 """
 
+from importlib.metadata import version
+
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,
@@ -37,6 +39,8 @@ from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
+
+__version__ = version("langchain-dpicl")
 
 __all__ = [
     "AccountantsDisagreeError",

@@ -17,12 +17,21 @@ from langchain_dpicl.curator import Block, open_block_without_privacy, pool_with
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import RowDesign, Segment, release_plan
-from langchain_dpicl.privacy._validate import check_int
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.wording import GenerationWording
-from langchain_dpicl.writing import DEFAULT_STOP, Draft, Script, make_script, write_draft
+from langchain_dpicl.writing import (
+    DEFAULT_STOP,
+    Draft,
+    Held,
+    Script,
+    check_rules,
+    check_texts,
+    make_script,
+    write_draft,
+)
 
 
 def demonstrations_from_instruction(
@@ -35,7 +44,7 @@ def demonstrations_from_instruction(
     generation_prompt: str | None = None,
     shots_per_label: int = 1,
     max_tokens: int = 60,
-    public_top_k: int = 100,
+    public_top_k: int | None = 100,
     stop: Sequence[str] = DEFAULT_STOP,
     temperature: float = 1.0,
 ) -> ReleasedDemonstrations:
@@ -50,7 +59,7 @@ def demonstrations_from_instruction(
       generation_prompt: template of one record, text field last.
       shots_per_label: demonstrations per label.
       max_tokens: cap of a text, in tokens.
-      public_top_k: candidates per token.
+      public_top_k: candidates per token; None: the whole vocabulary.
       stop: strings that end a text.
       temperature: sampling temperature; 0 takes the likeliest token.
 
@@ -59,6 +68,8 @@ def demonstrations_from_instruction(
       ModelCallError: the model call failed.
     """
     check_int("shots_per_label", shots_per_label, low=1)
+    if (label_key is None) != (labels is None):
+        raise fail("label_key, labels", "both or neither", (label_key, labels))
     fields = (text_key,) if label_key is None else (text_key, label_key)
     wording = GenerationWording(
         instruction=instruction,
@@ -67,15 +78,10 @@ def demonstrations_from_instruction(
         label_key=label_key,
         fields=fields,
     )
-    script = Script(
-        as_backend(llm),
-        wording,
-        (Segment("text", max_tokens),),
-        public_top_k,
-        tuple(stop),
-        Decoding(temperature=temperature),
-    )
-    branches: list[str | None] = list(labels) if labels is not None else [None]
+    backend = as_backend(llm)
+    rules = check_rules(backend, public_top_k, stop)
+    script = Script(backend, wording, (Segment("text", max_tokens),), *rules, Decoding(temperature=temperature))
+    branches: list[str | None] = list(check_texts("labels", labels)) if labels is not None else [None]
     drafts = [Draft(label) for _ in range(shots_per_label) for label in branches]
     for draft in drafts:
         drive(_write_publicly(script, draft))
@@ -137,7 +143,7 @@ def demonstrations_without_privacy(
             )
 
         blocks = plan.blocks(max_tokens)
-        draft.tickets = {0: [(length, None) for length, count in blocks for _ in range(count)]}
+        draft.tickets = {0: [Held(length, count) for length, count in blocks]}
         drive(write_draft(script, draft, opener, lambda: None))
     return _result(script, drafts, baseline="generation without noise", epsilon=float("inf"))
 
@@ -176,9 +182,10 @@ def _write_publicly(script: Script, draft: Draft) -> Walk[None]:
     """Writes one demonstration from the public distribution alone."""
     known = script.known(draft)
     prompt = script.wording.renderer(script.wording.text_key, known)(())
+    top_k = script.public_top_k or len(script.backend.vocabulary())
     tokens: list[Token] = []
     while len(tokens) < script.segments[0].max_tokens and not script.ended(tokens):
-        pairs = yield from script.public_distribution(prompt, tokens)
+        pairs = yield from script.public_distribution(prompt, tokens, top_k=top_k)
         tokens.append(pairs[0][script.decoding.choose(pairs[1])])
     draft.values[script.wording.text_key] = script.text(tokens)
     draft.done = True

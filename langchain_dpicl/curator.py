@@ -14,9 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.backends.rows import AskRows, RowSource, restrict
+from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
 from langchain_dpicl.backends.walk import Walk
-from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
+)
 from langchain_dpicl.privacy.bounded import BoundedSum
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
@@ -53,15 +58,17 @@ def open_block(
       - One record moves one row: a row whose rendering or scoring fails is all zeros and no other row changes.
 
     Raises:
-      PrivacyBudgetMismatchError: the ticket was priced for another data set or ledger.
+      PrivacyBudgetMismatchError: the ticket was priced for another data set, ledger or adjacency.
       PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
         operating system's.
     """
     if reservation.event != plan.block_event(length):
         msg = "open_block: expected a ticket for this very block; found one for another event. Reserve from the plan."
         raise PrivacyBudgetError(msg)
-    if reservation.partition not in {None, private.dataset_id}:
-        msg = f"open_block: expected a ticket for data set {private.dataset_id!r}, found one for another."
+    if reservation.partition not in {None, private.dataset_id} or reservation.adjacency != plan.adjacency:
+        wanted = (private.dataset_id, plan.adjacency)
+        found = (reservation.partition, reservation.adjacency)
+        msg = f"open_block: expected a ticket for (data set, adjacency) {wanted}, found one for {found}."
         raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):
         raise PrivacyBudgetError("open_block: expected the operating system's coins, found another generator.")
@@ -138,11 +145,19 @@ class Block:
             msg = "Block: expected a release still paid for, found none left. Reserve another block."
             raise PrivacyBudgetError(msg)
         self.left -= 1
-        rows = yield AskRows(self._rows, tuple(domain))
-        total = self.plan.aggregation.bound(
-            restrict(rows), row_shape=self.plan.row_shape, adjacency=self.plan.adjacency, width=len(domain)
-        )
-        return self.release(total)
+        boxed = yield AskRows(self._rows, tuple(domain))
+        index = guarded(lambda: self._released(boxed, len(domain)))
+        if index is None:
+            raise ModelCallError("the release could not be computed; its ticket stays burnt. Please report this.")
+        return index
+
+    def _released(self, boxed: Boxed, width: int) -> int | None:
+        """Bounds, sums and noises the rows; nothing else of them goes on."""
+        with np.errstate(all="ignore"):
+            total = self.plan.aggregation.bound(
+                restrict(boxed.take()), row_shape=self.plan.row_shape, adjacency=self.plan.adjacency, width=width
+            )
+            return None if self.release is None else self.release(total)
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row."""
@@ -156,17 +171,21 @@ class Block:
         return "Block(<private>)"
 
 
-def _prompts(pool: Pool, plan: ReleasePlan, render: Render) -> list[str | None]:
-    """Draws one secret sample and renders its rows; a row that cannot be rendered abstains."""
+def _prompts(pool: Pool, plan: ReleasePlan, render: Render) -> Sequence[str | None]:
+    """Draws one secret sample and renders its rows, stopping only for Ctrl-C."""
+    prompts = guarded(lambda: _rendered(pool, plan, render))
+    return prompts if prompts is not None else (None,) * (plan.sampler.num_rows or 0)
+
+
+def _rendered(pool: Pool, plan: ReleasePlan, render: Render) -> list[str | None]:
+    """Renders the rows of a fresh sample; a row that cannot be rendered abstains."""
     sample = plan.sampler.draw(pool.num_units, rng=SYSTEM_RANDOM)
     shots = getattr(plan.sampler, "shots_per_slot", None)
-    prompts: list[str | None] = []
-    for members in sample:
-        prompt = None
-        with contextlib.suppress(Exception):
-            prompt = render([record for unit in members for record in pool.records(unit)][:shots])
-        prompts.append(prompt)
-    return prompts
+    return [guarded(lambda row=row: render(_records(pool, row)[:shots])) for row in sample]  # type: ignore[misc]
+
+
+def _records(pool: Pool, members: Sequence[int]) -> list[Record]:
+    return [record for unit in members for record in pool.records(unit)]
 
 
 def _noisy(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:

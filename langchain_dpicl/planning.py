@@ -77,8 +77,11 @@ class RowDesign:
         shots_per_slot: int | None = None,
         sampling: str = "poisson",
         overfill: float | None = None,
+        smallest_size: int | None = None,
     ) -> RowDesign:
         """Fills in what is not given: unit rows unless several shots per slot (or a fixed sample) are asked for.
+
+        Without `num_slots` there are 40 rows, or `smallest_size` (the least declared size) if that is fewer.
 
         Raises:
           ConfigurationError: a parameter out of range, or unit rows with several shots.
@@ -89,7 +92,8 @@ class RowDesign:
         check_choice("rows", shape, ROW_SHAPES)
         if shape == "units" and (shots > 1 or sampling == "fixed"):
             raise fail("rows", "'slots' with several shots per slot or a fixed sample", shape)
-        slots = check_int("num_slots", DEFAULT_NUM_SLOTS if num_slots is None else num_slots, low=1)
+        most = DEFAULT_NUM_SLOTS if smallest_size is None else min(DEFAULT_NUM_SLOTS, smallest_size)
+        slots = check_int("num_slots", most if num_slots is None else num_slots, low=1)
         fill = (
             (DEFAULT_OVERFILL if shape == "slots" and sampling == "poisson" else 1.0) if overfill is None else overfill
         )
@@ -190,17 +194,32 @@ class GenerationPlan:
             tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
         return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
 
-    def expected_signal(self, agreement: float) -> dict[str, float]:
-        """Returns occupancy, signal-to-noise and the chance of the right index at a guessed `agreement` of rows."""
+    def expected_signal(self, agreement: float, *, label: str | None = None) -> dict[str, float]:
+        """Returns occupancy, signal-to-noise and the chance of the right index at a guessed `agreement` of rows.
+
+        Args:
+          agreement: guessed share of rows that want the same token.
+          label: branch to look at; by default the one with the fewest declared units.
+
+        Raises:
+          ConfigurationError: `agreement` is no share, or no branch has that label.
+        """
         check_real("agreement", agreement, low=0.0, high=1.0)
-        fill = occupancy(self.release, self.public_sizes[0])
-        chance = chance_of_right_index(self.release, rows=fill.rows, agreement=agreement, candidates=self.candidates)
+        plans = dict(self.branches)
+        sizes = dict(zip(plans, self.public_sizes, strict=True))
+        chosen = min(sizes, key=lambda name: sizes[name]) if label is None else label
+        if chosen not in plans:
+            raise fail("label", f"one of {list(plans)}", label)
+        plan = plans[chosen]
+        fill = occupancy(plan, sizes[chosen])
         return {
             "expected_rows": fill.rows,
             "expected_shots": fill.shots,
             "empty_slot_prob": fill.empty,
-            "signal_to_noise": signal_to_noise(self.release, rows=fill.rows, agreement=agreement),
-            "right_token_prob": chance,
+            "signal_to_noise": signal_to_noise(plan, rows=fill.rows, agreement=agreement),
+            "right_token_prob": chance_of_right_index(
+                plan, rows=fill.rows, agreement=agreement, candidates=self.candidates
+            ),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Knows wording, public vocabularies and stop rules; never sees a private record, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -22,7 +23,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.released import ReleasedDemonstrations
-from langchain_dpicl.writing import DEFAULT_STOP, Draft, Script, make_script, write_draft
+from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
 
 
 class DemonstrationSynthesizer:
@@ -44,6 +45,7 @@ class DemonstrationSynthesizer:
         self._budget = budget
         self._share = share
         self.plan = plan
+        self._lock = threading.Lock()
         self._drafts = [Draft(label) for _ in range(plan.shots_per_label) for label, _ in plan.branches]
 
     @classmethod
@@ -114,7 +116,7 @@ class DemonstrationSynthesizer:
           temperature: sampling temperature on the noised vector (mechanism "gaussian" only); 0 takes the largest.
           top_k: sample among so many noised candidates (mechanism "gaussian" only).
           top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
-          component: name in the ledger; the same name and plan continue an earlier run's unburnt tickets.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -154,6 +156,7 @@ class DemonstrationSynthesizer:
                 shots_per_slot=shots_per_slot,
                 sampling=sampling,
                 overfill=overfill,
+                smallest_size=min(public_sizes(private).values()),
             ),
             redraw_every=redraw_every,
             shots_per_label=shots_per_label,
@@ -161,10 +164,13 @@ class DemonstrationSynthesizer:
             candidates=script.candidates,
             partition=private.dataset_id,
         )
+        name = component if component is not None else spender.fresh_name("few-shot")
+        private.check_delta(spender.delta)
+        spender.check_fits(name, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
         spender.bind(private)
         check_fixed_size(private, plan.release, ledger_id=spender.ledger_id)
         share = spender.declare(
-            component or spender.fresh_name("few-shot"),
+            name,
             tickets=plan.tickets(),
             partition=private.dataset_id,
             epsilon=epsilon,
@@ -192,7 +198,7 @@ class DemonstrationSynthesizer:
 
         Raises:
           SynthesisInterruptedError: the public model call failed; released demonstrations are kept, and calling
-            `run` again continues with tickets not yet burnt.
+            `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer` as well.
           PrivacyBudgetError: the tickets could not be reserved.
         """
         for _ in self.stream(progress=progress):
@@ -210,11 +216,12 @@ class DemonstrationSynthesizer:
         with self._bar(progress) as bar:
             for draft in self._open_drafts():
                 failure = ""
-                try:
-                    drive(self._write(draft, bar))
-                except ModelCallError as error:
-                    failure = str(error)
-                self._close(draft, failure)
+                with self._writing(draft):
+                    try:
+                        drive(self._write(draft, bar))
+                    except ModelCallError as error:
+                        failure = str(error)
+                self._check_done(failure)
                 yield self._example(draft)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
@@ -222,11 +229,12 @@ class DemonstrationSynthesizer:
         with self._bar(progress) as bar:
             for draft in self._open_drafts():
                 failure = ""
-                try:
-                    await adrive(self._write(draft, bar))
-                except ModelCallError as error:
-                    failure = str(error)
-                self._close(draft, failure)
+                with self._writing(draft):
+                    try:
+                        await adrive(self._write(draft, bar))
+                    except ModelCallError as error:
+                        failure = str(error)
+                self._check_done(failure)
                 yield self._example(draft)
 
     def released(self) -> ReleasedDemonstrations:
@@ -246,21 +254,52 @@ class DemonstrationSynthesizer:
     def _open_drafts(self) -> Iterator[Draft]:
         return (draft for draft in self._drafts if not draft.done)
 
-    def _write(self, draft: Draft, bar: Any) -> Walk[None]:
-        if not draft.tickets:
-            draft.tickets = self._reserve(draft)
-        return write_draft(self._script, draft, self._open, bar.update)
+    @contextmanager
+    def _writing(self, draft: Draft) -> Iterator[None]:
+        """Keeps others off a draft; gives back what a stopped or finished one did not burn, as far as the plan lets it.
 
-    def _reserve(self, draft: Draft) -> dict[int, list[tuple[int, Reservation | None]]]:
-        """Reserves every ticket of one demonstration before its first private call."""
+        Whatever ends the writing, the error carries this synthesizer, so that nothing released is lost with it.
+        """
+        with self._lock:
+            if draft.busy:
+                raise ConfigurationError("run: expected no other run of this synthesizer, found one. Wait for its end.")
+            draft.busy = True
+        try:
+            yield
+        except BaseException as error:
+            with suppress(AttributeError, TypeError):
+                error.synthesizer = self  # type: ignore[attr-defined]
+            raise
+        finally:
+            for held in (held for tickets in draft.tickets.values() for held in tickets):
+                if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
+                    back = held.reservation.give_back()
+                    held.owed, held.reservation = (0 if draft.done else back), None
+            draft.busy = False
+
+    def _write(self, draft: Draft, bar: Any) -> Walk[None]:
+        def tick() -> None:
+            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+                bar.update()
+
+        self._reserve(draft)
+        return write_draft(self._script, draft, self._open, tick)
+
+    def _reserve(self, draft: Draft) -> None:
+        """Reserves every ticket that one demonstration still needs, before its first private call."""
         plan = dict(self.plan.branches)[draft.label]
-        return {
-            number: [
-                (length, self._share.reserve(template_name(segment.name, length), label=draft.label, count=count))
-                for length, count in plan.blocks(segment.max_tokens)
-            ]
-            for number, segment in enumerate(self._script.segments)
-        }
+        segments = self._script.segments
+        if not draft.tickets:
+            draft.tickets = {
+                number: [Held(length, count) for length, count in plan.blocks(segment.max_tokens)]
+                for number, segment in enumerate(segments)
+            }
+        for number, tickets in draft.tickets.items():
+            for held in tickets:
+                if held.owed and held.reservation is None:
+                    template = template_name(segments[number].name, held.length)
+                    held.reservation = self._share.reserve(template, label=draft.label, count=held.owed)
+                    held.owed = 0
 
     def _open(
         self, draft: Draft, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
@@ -278,18 +317,15 @@ class DemonstrationSynthesizer:
             prefix=tuple(draft.tokens),
         )
 
-    def _close(self, draft: Draft, failure: str) -> None:
-        """Gives back what the plan lets return, or reports the interruption from a frame without a cause."""
+    def _check_done(self, failure: str) -> None:
+        """Reports an interruption from a frame without a cause."""
         if failure:
             msg = (
-                f"Generation stopped: {failure} {len(self.demonstrations)} of {len(self._drafts)} demonstrations are "
-                "released and kept; what was reserved stays charged. Call run() on error.synthesizer to continue."
+                f"Generation stopped: {failure.rstrip('.')}. {len(self.demonstrations)} of {len(self._drafts)} "
+                "demonstrations are released and kept; tickets that burnt stay charged. Call run() on "
+                "error.synthesizer to continue."
             )
             raise SynthesisInterruptedError(msg, synthesizer=self)
-        for tickets in draft.tickets.values():
-            for _, reservation in tickets:
-                if reservation is not None and reservation.unburnt:
-                    reservation.give_back()
 
     def _example(self, draft: Draft) -> dict[str, str]:
         known = self._script.known(draft)
@@ -319,8 +355,8 @@ def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] 
     if private.label_key is not None or key not in private.fields:
         msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
         raise ConfigurationError(msg)
-    if labels is not None and (isinstance(labels, str) or not labels or not all(isinstance(x, str) for x in labels)):
-        raise fail("open_labels", "a non-empty sequence of strings", labels)
+    if labels is not None and len(set(check_texts("open_labels", labels))) != len(labels):
+        raise fail("open_labels", "distinct texts of a public list", type(labels).__name__)
     return key
 
 

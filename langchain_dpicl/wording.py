@@ -8,6 +8,7 @@ from string import Formatter
 
 from langchain_dpicl.curator import Record, Render
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class GenerationWording:
     fields: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        for name in ("instruction", "template"):
+            if not isinstance(getattr(self, name), str):
+                raise fail(name.replace("template", "generation_prompt"), "text", type(getattr(self, name)).__name__)
         parts = self._parts()
         names = [name for _, name in parts if name is not None]
         if not parts or parts[-1][1] != self.text_key or names.count(self.text_key) != 1:

@@ -28,6 +28,21 @@ DEFAULT_STOP = ("\n",)
 
 
 @dataclass(slots=True)
+class Held:
+    """Tickets for blocks of one length.
+
+    Attributes:
+      length: tokens per block.
+      owed: tickets to reserve before the next block; what was given back when a run stopped.
+      reservation: the reserved ones; None until then, and on paths without a budget.
+    """
+
+    length: int
+    owed: int
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
 class Draft:
     """One demonstration in the making; everything in it is released or public."""
 
@@ -35,8 +50,9 @@ class Draft:
     values: dict[str, str] = field(default_factory=dict)
     tokens: list[Token] = field(default_factory=list)
     segment: int = 0
-    tickets: dict[int, list[tuple[int, Reservation | None]]] = field(default_factory=dict)
+    tickets: dict[int, list[Held]] = field(default_factory=dict)
     done: bool = False
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +90,22 @@ class Script:
         return {**declared, **draft.values}
 
     def domain(self, prompt: str, prefix: Sequence[Token]) -> Walk[tuple[Token, ...]]:
-        """Returns the public candidates of the next token; EOS is always among them (a walk).
+        """Returns the public candidates of the next token; EOS is among them after the first (a walk).
 
         The public model is asked at every token, whatever the domain: its failure is the only outage signal.
         """
-        keys, _ = yield from self.public_distribution(prompt, prefix)
+        keys, _ = yield from self.public_distribution(prompt, prefix, top_k=self.public_top_k or 1)
         if self.public_top_k is None:
-            return tuple(self.backend.vocabulary())
-        return keys if self.backend.eos in keys else (*keys, self.backend.eos)
+            keys = tuple(self.backend.vocabulary())
+        others = tuple(key for key in keys if key != self.backend.eos)
+        # A text that ends before it begins helps nobody, and leaving the end out is a public choice.
+        return others if others and not prefix else (*others, self.backend.eos)
 
     def public_distribution(
-        self, prompt: str, prefix: Sequence[Token]
+        self, prompt: str, prefix: Sequence[Token], *, top_k: int
     ) -> Walk[tuple[tuple[Token, ...], NDArray[np.float64]]]:
         """Returns the public model's likeliest tokens and their probabilities, float64[k] (a walk)."""
-        pairs = yield AskTopTokens(self.backend, prompt, tuple(prefix), self.public_top_k or 1)
+        pairs = yield AskTopTokens(self.backend, prompt, tuple(prefix), top_k)
         return tuple(key for key, _ in pairs), np.array([chance for _, chance in pairs])
 
     def ended(self, tokens: Sequence[Token]) -> bool:
@@ -155,11 +173,11 @@ def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[],
 
 
 def _unburnt(draft: Draft) -> Iterator[tuple[int, Reservation | None]]:
-    for length, ticket in draft.tickets[draft.segment]:
-        if ticket is None:
-            yield length, None
-        while ticket is not None and ticket.unburnt:
-            yield length, ticket
+    for held in draft.tickets[draft.segment]:
+        while held.reservation is not None and held.reservation.unburnt:
+            yield held.length, held.reservation
+        for _ in range(held.owed if held.reservation is None else 0):
+            yield held.length, None
 
 
 def make_script(
@@ -177,6 +195,8 @@ def make_script(
     open_labels: Sequence[str] | None,
 ) -> Script:
     """Checks the public side of a generation and returns it; no call is made and nothing is charged."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
     template = getattr(generation_prompt, "template", generation_prompt)
     wording = GenerationWording(
         instruction=instruction if instruction is not None else _default_instruction(private.text_key, label_key),
@@ -185,19 +205,55 @@ def make_script(
         label_key=label_key,
         fields=tuple(private.fields),
     )
-    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - wording.generated_fields)
-    if extra:
-        raise fail("example_prompt", f"variables among {sorted(wording.generated_fields)}", extra)
+    _check_example_prompt(example_prompt, wording)
+    labels = None if open_labels is None else tuple(open_labels)
+    rules = check_rules(backend, public_top_k, stop)
+    return Script(backend, wording, segments, *rules, decoding, labels)
+
+
+def check_rules(
+    backend: NextTokenBackend, public_top_k: int | None, stop: Sequence[str]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Returns the candidates per token that the engine can give, and the stop strings.
+
+    Raises:
+      ConfigurationError: out of range, or the whole vocabulary of an engine that reports top tokens only.
+    """
     limit = backend.max_top_k
     if public_top_k is None and limit is not None:
         raise fail("public_top_k", f"a number up to {limit} (this model reports top tokens only)", None)
     if public_top_k is not None:
         check_int("public_top_k", public_top_k, low=1)
         public_top_k = public_top_k if limit is None else min(public_top_k, limit)
-    if isinstance(stop, str) or not all(isinstance(item, str) and item for item in stop):
-        raise fail("stop", "a sequence of non-empty strings", stop)
-    labels = None if open_labels is None else tuple(open_labels)
-    return Script(backend, wording, segments, public_top_k, tuple(stop), decoding, labels)
+    return public_top_k, check_texts("stop", stop, least=0)
+
+
+def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[str, ...]:
+    """Returns a sequence of at least `least` non-empty texts; a single text is not one.
+
+    Raises:
+      ConfigurationError: anything else.
+    """
+    ok = isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) >= least
+    if not ok or not all(isinstance(item, str) and item for item in values):
+        raise fail(name, "a sequence of non-empty texts", values)
+    return tuple(values)
+
+
+def _check_example_prompt(example_prompt: Any, wording: GenerationWording) -> None:
+    """Formats the template once with public text, so that a template that cannot show a demonstration fails first."""
+    if example_prompt is None:
+        return
+    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - wording.generated_fields)
+    if extra:
+        raise fail("example_prompt", f"variables among {sorted(wording.generated_fields)}", extra)
+    problem = ""
+    try:
+        example_prompt.invoke(dict.fromkeys(wording.generated_fields, "text"))
+    except Exception as error:  # noqa: BLE001  any template error is a public fault
+        problem = type(error).__name__
+    if problem:
+        raise fail("example_prompt", "a prompt template that formats text fields", problem)
 
 
 def _default_instruction(text_key: str, label_key: str | None) -> str:

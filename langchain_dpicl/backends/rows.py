@@ -1,16 +1,69 @@
 """Scores one batch of private prompts so that a fault stays in its own row. Knows no noise and no ledger.
 
-Holds prompts until closed and shows none.
+Private work runs inside `guarded`: whatever a record makes an engine raise, panic or cancel is that row's fault, and a
+genuine stop (Ctrl-C, a cancelled task) goes on from a frame that holds nothing private.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token, TokenSession
+
+T = TypeVar("T")
+
+
+def guarded(action: Callable[[], T]) -> T | None:
+    """Returns what `action` returns, or None if it raised anything but Ctrl-C, which is raised anew from here."""
+    stopped = False
+    try:
+        return action()
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  panics of tokenizers and stray exits are faults of a row, not stops
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None
+
+
+async def aguarded(action: Callable[[], Awaitable[T]]) -> T | None:
+    """Is `guarded`, awaiting; a cancellation counts as a stop only if somebody cancelled this task."""
+    stop: type[BaseException] | None = None
+    try:
+        return await action()
+    except KeyboardInterrupt:
+        stop = KeyboardInterrupt
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        stop = asyncio.CancelledError if task is not None and task.cancelling() else None
+    except BaseException:  # noqa: BLE001  see `guarded`
+        stop = None
+    if stop is not None:
+        raise stop
+    return None
+
+
+class Boxed:
+    """Private rows on their way from the engine to the aggregation: taken once, shown never."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows: list[Rows] = [rows]
+
+    def take(self) -> Rows:
+        """Returns the rows and forgets them."""
+        return self._rows.pop()
+
+    def __repr__(self) -> str:
+        return "Boxed(<private>)"
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -20,11 +73,11 @@ class AskRows:
     source: RowSource
     domain: tuple[Token, ...]
 
-    def run(self) -> Rows:
+    def run(self) -> Boxed:
         """Answers, blocking."""
         return self.source.score(self.domain)
 
-    async def arun(self) -> Rows:
+    async def arun(self) -> Boxed:
         """Answers, awaiting."""
         return await self.source.ascore(self.domain)
 
@@ -38,73 +91,69 @@ class RowSource:
     prefix: list[Token]
     session: TokenSession | None = field(default=None)
 
+    def score(self, domain: tuple[Token, ...]) -> Boxed:
+        """Returns float64[prompts, d], boxed; a row that abstains or fails is zeros."""
+        if not self._live():
+            return self._spread(None, domain)
+        return self._spread(guarded(lambda: self._open().score(domain)), domain)
+
+    async def ascore(self, domain: tuple[Token, ...]) -> Boxed:
+        """Is `score`, awaitable."""
+        if not self._live():
+            return self._spread(None, domain)
+        return self._spread(await aguarded(lambda: self._open().ascore(domain)), domain)
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row; a session that cannot go on is opened anew at the next score."""
+        self.prefix.append(token)
+        if self.session is not None and guarded(lambda: self._pushed(token)) is None:
+            self.session = None
+
+    def close(self) -> None:
+        """Drops prompts and caches."""
+        session, self.session, self.prompts = self.session, None, ()
+        if session is not None:
+            guarded(session.close)
+
+    def _pushed(self, token: Token) -> bool:
+        if self.session is not None:
+            self.session.push(token)
+        return True
+
     def _live(self) -> tuple[int, ...]:
         return tuple(i for i, prompt in enumerate(self.prompts) if prompt is not None)
 
     def _open(self) -> TokenSession:
         if self.session is None:
             texts = [prompt for prompt in self.prompts if prompt is not None]
-            self.session = self.backend.open(texts, self.prefix)
+            self.session = self.backend.open(texts, tuple(self.prefix))
         return self.session
 
-    def score(self, domain: tuple[Token, ...]) -> Rows:
-        """Returns float64[prompts, d]; a row that abstains or fails is zeros."""
-        live = self._live()
-        rows = None
-        with contextlib.suppress(Exception):
-            rows = self._open().score(domain) if live else np.zeros((0, len(domain)))
-        if not _fits(rows, len(live), len(domain)):
-            rows = np.vstack([self._score_one(i, domain) for i in live])
-        return self._spread(rows, live, len(domain))
-
-    async def ascore(self, domain: tuple[Token, ...]) -> Rows:
-        """Is `score`, awaitable."""
-        live = self._live()
-        rows = None
-        with contextlib.suppress(Exception):
-            rows = await self._open().ascore(domain) if live else np.zeros((0, len(domain)))
-        if not _fits(rows, len(live), len(domain)):
-            rows = np.vstack([self._score_one(i, domain) for i in live])
-        return self._spread(rows, live, len(domain))
+    def _spread(self, scored: Rows | None, domain: tuple[Token, ...]) -> Boxed:
+        """Puts scored rows into their places; without usable ones, scores row by row."""
+        live, width = self._live(), len(domain)
+        out = np.zeros((len(self.prompts), width))
+        if _fits(scored, len(live), width):
+            out[list(live)] = scored
+        else:
+            for row in live:
+                one = guarded(lambda row=row: self._score_one(row, domain))  # type: ignore[misc]
+                out[row] = one[0] if one is not None and _fits(one, 1, width) else 0.0
+        return Boxed(out)
 
     def _score_one(self, row: int, domain: tuple[Token, ...]) -> Rows:
-        rows = None
-        with contextlib.suppress(Exception):
-            session = self.backend.open([self.prompts[row] or ""], self.prefix)
-            with contextlib.closing(session):
-                rows = session.score(domain)
-        return rows if _fits(rows, 1, len(domain)) else np.zeros((1, len(domain)))  # type: ignore[return-value]
-
-    def _spread(self, rows: Rows | None, live: tuple[int, ...], width: int) -> Rows:
-        out = np.zeros((len(self.prompts), width))
-        if live:
-            out[list(live)] = rows
-        return out
-
-    def push(self, token: Token) -> None:
-        """Appends one released token to every row."""
-        self.prefix.append(token)
-        if self.session is not None:
-            pushed = False
-            with contextlib.suppress(Exception):
-                self.session.push(token)
-                pushed = True
-            # A session that cannot go on is opened anew at the next score.
-            self.session = self.session if pushed else None
-
-    def close(self) -> None:
-        """Drops prompts and caches."""
-        session, self.session, self.prompts = self.session, None, ()
-        if session is not None:
-            with contextlib.suppress(Exception):
-                session.close()
+        session = self.backend.open([self.prompts[row] or ""], tuple(self.prefix))
+        with contextlib.closing(session):
+            return session.score(domain)
 
 
 def restrict(rows: Rows) -> Rows:
     """Returns each row divided by its own mass on the domain (Tang et al. 2023, Algorithm 1); empty rows stay zero."""
-    clean = np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
-    mass = clean.sum(axis=1, keepdims=True)
-    shares: Rows = np.divide(clean, mass, out=np.zeros_like(clean), where=mass > 0)
+    # A caller's numpy error state must not turn a record's odd number into an exception.
+    with np.errstate(all="ignore"):
+        clean = np.clip(np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0), 0.0, 1.0)
+        mass = clean.sum(axis=1, keepdims=True)
+        shares: Rows = np.divide(clean, mass, out=np.zeros_like(clean), where=mass > 0)
     return shares
 
 

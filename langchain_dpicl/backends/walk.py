@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 T = TypeVar("T")
 
@@ -38,11 +39,26 @@ class AskTopTokens:
 
     def run(self) -> list[tuple[Token, float]]:
         """Answers, blocking."""
-        return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
+        try:
+            return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
+        except DPICLError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
 
     async def arun(self) -> list[tuple[Token, float]]:
         """Answers, awaiting."""
-        return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
+        try:
+            return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
+        except DPICLError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+
+def _failed(error: Exception) -> ModelCallError:
+    """What an engine raised on a public prompt is public; its type says most."""
+    return ModelCallError(f"the public model call failed with {type(error).__name__}. Check the model and call again.")
 
 
 def drive(walk: Walk[T]) -> T:

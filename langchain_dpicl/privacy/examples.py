@@ -269,11 +269,12 @@ class PrivateExamples(_Opaque):
           ConfigurationError: `unit` is not of the type that names a unit here.
         """
         if self.unit_key is None:
-            name: str | None = str(check_int("unit", unit, low=0))
+            name: str | None = str(check_int("unit", unit, low=0)) if isinstance(unit, int) else None
         else:
             name = unit_name(unit)
         if name is None:
-            raise fail("unit", f"a value of {self.unit_key!r}: text or an integer", type(unit).__name__)
+            wanted = "a position (an integer)" if self.unit_key is None else f"a value of {self.unit_key!r}"
+            raise fail("unit", wanted, type(unit).__name__)
         self._remove(name)
 
     def _attach(self, ledger_id: str) -> None:

@@ -22,6 +22,9 @@ from langchain_dpicl.privacy.shares import GdpPool, Reservation, Share, Uncopyab
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Kind, Ticket, event_of_tickets
 
+# Which examples a dataset_id means on a ledger, for this process: every budget object on one store has to agree.
+_IDENTITIES: dict[tuple[str, str], object] = {}
+
 
 class Budget(Uncopyable):
     """The privacy budget of all examples bound to one ledger.
@@ -76,7 +79,6 @@ class Budget(Uncopyable):
             raise PrivacyBudgetMismatchError(msg)
         self._desk = Desk(self._store, found)
         self._promises = Promises(self._desk)
-        self._bound: dict[str, object] = {}
         self._desk.refresh()
 
     @classmethod
@@ -148,14 +150,26 @@ class Budget(Uncopyable):
         private.check_delta(self.delta)
         identity = private._identity  # noqa: SLF001  tells two objects of one name apart
         with self._desk.lock:
-            if self._bound.get(private.dataset_id, identity) is not identity:
+            key = (self.ledger_id, private.dataset_id)
+            if _IDENTITIES.get(key, identity) is not identity:
                 msg = (
                     f"dataset_id: {private.dataset_id!r} already names other examples on this ledger. Pass the object "
                     "that was bound first, or give each data set a dataset_id of its own."
                 )
                 raise PrivacyBudgetMismatchError(msg)
             self._desk.bind(private.declaration, private._attach)  # noqa: SLF001  the private door
-            self._bound[private.dataset_id] = identity
+            _IDENTITIES[key] = identity
+
+    def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
+        """Refuses a new share that cannot fit, before examples are bound for it.
+
+        A name that is declared already, or a declaration inside `plan()`, is judged when it is declared.
+
+        Raises:
+          PrivacyBudgetExceededError: epsilon or delta is above what remains.
+        """
+        if self._promises.open_plan is None and component not in self._desk.refresh().shares:
+            self._promises.fit(epsilon, delta, {component})
 
     def fresh_name(self, prefix: str) -> str:
         """Returns `prefix`, or `prefix-2`, ...: the first component name that nobody was given or has used."""

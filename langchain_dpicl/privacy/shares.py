@@ -42,6 +42,7 @@ class Reservation(Uncopyable):
 
     Attributes:
       ledger_id: the ledger that paid.
+      adjacency: the neighbouring relation that the tickets were priced under.
       component: name of the component that holds it.
       partition: `dataset_id` of the only examples its labels speak of; None: the component declared none.
       template: the ticket's template ("gdp" or "zcdp" for a pool).
@@ -55,6 +56,7 @@ class Reservation(Uncopyable):
         self, desk: Desk, number: int, component: Component, slot: Slot, *, count: int, event: Event, refundable: bool
     ) -> None:
         self.ledger_id = desk.header.ledger_id
+        self.adjacency = desk.header.adjacency
         self.component = component.name
         self.partition = component.partition
         self.template, self.label = slot

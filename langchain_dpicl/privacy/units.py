@@ -113,7 +113,8 @@ def make_declaration(
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     found = () if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else tuple(values)
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or len(set(found)) != len(found):
-        raise fail(name, "a sequence of distinct strings", values)
+        # A column of records passed by mistake must not be printed.
+        raise fail(name, "a sequence of distinct strings", type(values).__name__)
     return tuple(check_name(name, value) for value in found)
 
 
@@ -138,11 +139,17 @@ def _check_label_key(label_key: str, text_key: str) -> str:
 
 def _check_size(size: int | Mapping[str, int], labels: tuple[str, ...]) -> int | tuple[tuple[str, int], ...]:
     if not isinstance(size, Mapping):
-        return check_int("public_size", size, low=1)
+        return _check_number("public_size", size)
     if not labels or set(size) != set(labels):
         advice = "Give one number, or one number for each declared label."
         raise fail("public_size", f"exactly the labels {list(labels)}", sorted(map(str, size)), advice)
-    return tuple((label, check_int(f"public_size[{label!r}]", size[label], low=1)) for label in labels)
+    return tuple((label, _check_number(f"public_size[{label!r}]", size[label])) for label in labels)
+
+
+def _check_number(name: str, value: Any) -> int:
+    if not isinstance(value, int):
+        raise fail(name, "an integer >= 1", type(value).__name__)
+    return check_int(name, value, low=1)
 
 
 @dataclass(slots=True, repr=False, eq=False)

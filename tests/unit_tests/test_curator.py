@@ -11,7 +11,7 @@ from langchain_dpicl import curator
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.curator import open_block, open_block_without_privacy, restrict
-from langchain_dpicl.exceptions import PrivacyBudgetError, PrivateAccessError
+from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError, PrivateAccessError
 from langchain_dpicl.planning import release_plan
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Ticket
@@ -95,6 +95,22 @@ def test_a_ticket_for_another_event_is_refused_before_it_burns(backend: SpyBacke
     _, reservation = ticket_for(release_plan(UNITS, noise_multiplier=2.0), private)
     with pytest.raises(PrivacyBudgetError, match="ticket for this very block"):
         release(private, reservation, backend, plan=release_plan(UNITS, noise_multiplier=1.0))
+    assert reservation.unburnt == 1
+    assert backend.private_prompts == []
+
+
+@pytest.mark.parametrize("wrong", ["adjacency", "data set"])
+def test_a_ticket_of_another_adjacency_or_data_set_is_refused_before_it_burns(backend: SpyBackend, wrong: str) -> None:
+    plan = release_plan(UNITS, noise_multiplier=1.0, adjacency="add_remove")
+    private = PrivateExamples(["my card"] * 20, public_size=50, dataset_id="a")
+    other = PrivateExamples(["my card"] * 20, public_size=50, dataset_id="b")
+    budget = Budget(epsilon=1e4, delta=1e-4, adjacency="replace_one" if wrong == "adjacency" else "add_remove")
+    budget.bind(private)
+    budget.bind(other)
+    ticket = Ticket(template="t", event=plan.block_event(1))
+    reservation = budget.declare("x", tickets=(ticket,), partition="a").reserve("t")
+    with pytest.raises(PrivacyBudgetMismatchError, match="expected a ticket for"):
+        release(private if wrong == "adjacency" else other, reservation, backend, plan=plan)
     assert reservation.unburnt == 1
     assert backend.private_prompts == []
 
@@ -272,7 +288,7 @@ def test_a_block_shows_no_prompt(backend: SpyBackend) -> None:
     plan = release_plan(PoissonUnits(sampling_rate=1.0))
     with open_block_without_privacy(private, label=None, plan=plan, length=1, backend=backend, render=render) as block:
         ask = next(block.next_index(DOMAIN))
-        ask.run()
-        shown = [repr(block), str(block), repr(ask), repr(ask.source)]
+        boxed = ask.run()
+        shown = [repr(block), str(block), repr(ask), repr(ask.source), repr(boxed)]
     assert not [text for text in shown if "CANARY" in text]
     assert "CANARY" in backend.private_prompts[0][0]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
@@ -144,6 +145,13 @@ FAULTS: list[dict[str, Any]] = [
     {"generation_prompt": "{topic} {text:>9}"},
     {"generation_prompt": "{topic.x} {text}"},
     {"generation_prompt": "{topic} {text"},
+    {"instruction": 5},
+    {"instruction": b"x"},
+    {"generation_prompt": 5},
+    {"stop": None},
+    {"component": ""},
+    {"example_prompt": PromptTemplate.from_template("{text:d}")},
+    {"example_prompt": PromptTemplate.from_template("{other}")},
     {"open_labels": ("a",)},
     {"open_label_key": "topic"},
 ]
@@ -156,6 +164,62 @@ def test_public_faults_raise_before_any_charge_or_private_call(fault: dict[str, 
         synthesizer(private_examples(), **{"budget": budget, "llm": spy, **fault})
     assert spy.private_prompts == []
     assert budget.report().to_dict()["shares"] == []
+
+
+def test_a_share_that_does_not_fit_binds_nothing() -> None:
+    private = private_examples()
+    with pytest.raises(PrivacyBudgetExceededError):
+        synthesizer(private, budget=handler(epsilon=0.1), epsilon=0.5, noise_multiplier=None)
+    assert synthesizer(private, budget=handler(epsilon=1.0), epsilon=0.5, noise_multiplier=None).run().examples
+
+
+@pytest.mark.parametrize("error", [ConnectionError("x"), KeyboardInterrupt(), RuntimeError("y")], ids=repr)
+@pytest.mark.parametrize("redraw_every", [1, 3])
+def test_whatever_stops_a_run_loses_nothing_released(error: BaseException, redraw_every: int) -> None:
+    class Flaky(SpyBackend):
+        calls_left = 7
+
+        def top_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise error
+            return super().top_tokens(prompt, prefix, top_k=top_k)
+
+    made = synthesizer(private_examples(), llm=Flaky(word_copier(WORDS), vocabulary=WORDS), redraw_every=redraw_every)
+    with pytest.raises((SynthesisInterruptedError, type(error))) as caught:
+        made.run()
+    kept = made.demonstrations
+    assert caught.value.synthesizer is made
+    released = made.run()
+    assert released.examples[: len(kept)] == tuple(kept)
+    assert len(released.examples) == 2
+
+
+def test_two_runs_at_once_are_refused() -> None:
+    made = synthesizer(private_examples())
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(made.arun(), made.arun(), return_exceptions=True)
+
+    class Yielding(SpyBackend):
+        async def atop_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+            await asyncio.sleep(0)
+            return self.top_tokens(prompt, prefix, top_k=top_k)
+
+    made = synthesizer(private_examples(), llm=Yielding(word_copier(WORDS), vocabulary=WORDS))
+    results = asyncio.run(both())
+    assert [type(r).__name__ for r in results].count("ConfigurationError") == 1
+    assert made.finished
+
+
+def test_fewer_declared_units_than_the_default_rows_give_fewer_rows() -> None:
+    private = private_examples(public_size={"card": 18, "transfer": 200})
+    assert synthesizer(private).plan.design.num_slots == 18
+
+
+def test_a_text_does_not_end_before_it_begins() -> None:
+    spy = SpyBackend(scripted({"": 0.9, " my": 0.1}, {"": 1.0}), vocabulary=WORDS)
+    assert [example["text"] for example in synthesizer(private_examples(), llm=spy).run().examples] == ["my", "my"]
 
 
 def test_no_budget_is_refused() -> None:

@@ -423,3 +423,26 @@ def test_of_two_ledgers_at_once_one_wins() -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(attach, range(8))) == 1
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"label_key": "q", "labels": ["CANARY 1", "CANARY 1", "CANARY 2"]},
+        {"fields": ["CANARY", "CANARY"]},
+        {"public_size": ["CANARY"]},
+        {"public_size": "CANARY"},
+    ],
+    ids=["the label column", "a text column", "the records", "a record"],
+)
+def test_a_private_column_passed_by_mistake_is_not_printed(slip: dict) -> None:
+    given = {"public_size": 10, **slip}
+    with pytest.raises(ConfigurationError) as caught:
+        PrivateExamples([{"text": "x", "q": "y"}], **given)
+    assert "CANARY" not in str(caught.value)
+
+
+def test_removing_by_text_where_units_are_positions_does_not_print_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PrivateExamples(["x"], public_size=10).remove("CANARY")
+    assert "CANARY" not in str(caught.value)

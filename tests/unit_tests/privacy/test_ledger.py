@@ -576,13 +576,24 @@ def test_two_data_sets_need_two_names(priced: Any) -> None:
 @pytest.mark.parametrize(
     "change", [{"labels": ("b", "a")}, {"public_size": 999}, {"unit_key": "text"}, {"records_per_unit": 2}], ids=str
 )
-def test_another_process_must_declare_the_data_set_alike(change: dict[str, Any], priced: Any) -> None:
+def test_another_process_must_declare_the_data_set_alike(
+    change: dict[str, Any], priced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = InMemoryStore()
     budget(store=store).bind(private())
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
     Budget.open(store).bind(private())
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})
     with pytest.raises(PrivacyBudgetMismatchError, match="declaration"):
         Budget.open(store).bind(private(**change))
     assert [kind for kind, _ in records(store)] == ["bind"]
+
+
+def test_one_process_gives_a_name_to_one_data_set_whatever_the_budget_object(priced: Any) -> None:
+    store = InMemoryStore()
+    budget(store=store).bind(private())
+    with pytest.raises(PrivacyBudgetMismatchError, match="dataset_id"):
+        Budget.open(store).bind(private())
 
 
 def test_a_delta_too_large_for_the_data_is_refused_when_binding(priced: Any) -> None:
