@@ -1,36 +1,104 @@
-"""The `dpicl` command: `epsilon`, `plan`, `generate`. The only room that prints."""
+"""The `dpicl` command: `epsilon`, `plan`, `generate`. The only room that prints.
+
+Hands records to `PrivateExamples` and never shows one: not their content, not their number, not the line of a fault.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import json
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl._cli_inputs import check_out, load_model, read_json, read_records
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, SynthesisInterruptedError
+
+if TYPE_CHECKING:
+    from langchain_dpicl.planning import GenerationPlan, RowDesign
+    from langchain_dpicl.released import ReleasedDemonstrations
+    from langchain_dpicl.synthesis import DemonstrationSynthesizer
+
+_FAULT, _INTERRUPTED = 2, 130
+_ADVICE_IN_PYTHON = "Call run() on error.synthesizer to continue."
+
+_GENERATE_NOTES = """\
+The model sees the records: run one you trust with them. What is printed and saved is released under the budget.
+
+Every run starts a new budget, kept in memory. Two runs on the same records spend twice, and their epsilons add up;
+use a Python program with one shared budget where that must be counted.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns 0, or 2 after printing an error of our tree to stderr."""
-    arguments = _parser().parse_args(argv)
+    """Runs the command.
+
+    Returns:
+      0; 2 after a fault that is explained on stderr; 130 after Ctrl-C. Anything unforeseen is raised.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        _say(f"dpicl {_version()}")
+        return 0
+    if arguments.run is None:
+        parser.print_help(sys.stderr)
+        return _FAULT
     try:
         return int(arguments.run(arguments))
-    except (DPICLError, OSError, json.JSONDecodeError) as error:
-        print(f"dpicl: {error}", file=sys.stderr)
-        return 2
+    except (DPICLError, OSError) as error:
+        return _complain(str(error))
+    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        # Their messages quote what was read.
+        return _complain(f"a file or an answer could not be read ({type(error).__name__}).")
+    except KeyboardInterrupt:
+        _complain("interrupted.")
+        return _INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dpicl", description="Differentially private in-context learning.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_epsilon(commands)
     _add_plan(commands)
     _add_generate(commands)
     return parser
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("langchain-dpicl")
+
+
+def _complain(message: str) -> int:
+    print(f"dpicl: {message}", file=sys.stderr)
+    return _FAULT
+
+
+def _say(text: str) -> None:
+    """Prints at once; a reader that has gone away does not stop what is being paid for."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _json_line(example: dict[str, str]) -> str:
+    """Returns one line of JSON that stdout can show as it is."""
+    line = json.dumps(example, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(example)
+    return line
 
 
 # -- dpicl epsilon -----------------------------------------------------------------------------------------------
@@ -46,14 +114,14 @@ def _add_epsilon(commands: Any) -> None:
 def _epsilon(arguments: argparse.Namespace) -> int:
     from langchain_dpicl.privacy.checks import evaluate_checks
 
-    results = evaluate_checks(json.loads(arguments.file.read_text(encoding="utf-8")))
+    results = evaluate_checks(read_json(arguments.file))
     if arguments.json:
-        print(json.dumps(results))
+        _say(json.dumps(results))
         return 0
     width = max((len(result["id"]) for result in results), default=2)
-    print(f"{'id':<{width}}  epsilon (upper bound)")
-    for result in results:
-        print(f"{result['id']:<{width}}  {result['epsilon']:.6g}")
+    lines = [f"{'id':<{width}}  epsilon (upper bound)"]
+    lines += [f"{result['id']:<{width}}  {result['epsilon']:.6g}" for result in results]
+    _say("\n".join(lines))
     return 0
 
 
@@ -62,7 +130,7 @@ def _epsilon(arguments: argparse.Namespace) -> int:
 
 def _add_design(command: argparse.ArgumentParser) -> None:
     command.add_argument("--epsilon", type=float, required=True, help="share of the budget")
-    command.add_argument("--delta", type=float, required=True)
+    command.add_argument("--delta", type=float, required=True, help="at most 1/(10 * all declared units)")
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
     command.add_argument("--mechanism", choices=("gumbel", "gaussian", "permute_and_flip"), default="gumbel")
     command.add_argument("--rows", choices=("units", "slots"))
@@ -89,27 +157,53 @@ def _add_plan(commands: Any) -> None:
     command.add_argument("--record-tokens", type=int, default=60, help="public cap of a record, in tokens")
     command.add_argument("--agreement", type=float, default=0.6, help="guess: one-shot rows that want the same token")
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
-    command.add_argument("--json", action="store_true")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.set_defaults(run=_plan)
 
 
 def _sizes(given: Sequence[str]) -> dict[str | None, int]:
     sizes: dict[str | None, int] = {}
     for item in given:
-        label, _, number = item.rpartition("=")
-        if not number.isdigit():
+        found = re.fullmatch(r"(?:(.+)=)?([0-9]{1,15})", item, flags=re.DOTALL)
+        if found is None:
             raise ConfigurationError(f"--public-size: expected N or LABEL=N, found {item!r}.")
-        sizes[label or None] = int(number)
+        label = found[1]
+        if label in sizes:
+            what = "one N" if label is None else f"one size for the label {label!r}"
+            raise ConfigurationError(f"--public-size: expected {what}, found several.")
+        sizes[label] = int(found[2])
     if None in sizes and len(sizes) > 1:
         raise ConfigurationError("--public-size: expected one N, or LABEL=N for every label, found both.")
     return sizes
 
 
+def _declared(sizes: dict[str | None, int]) -> int | dict[str, int]:
+    return sizes[None] if None in sizes else {str(label): size for label, size in sizes.items()}
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuses counts below 1 under the name that was typed."""
+    for name in ("num_slots", "shots_per_slot", "redraw_every", "shots_per_label", "max_tokens", "public_top_k"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name.replace('_', '-')}: expected an integer >= 1, found {value}.")
+
+
+def _check_declarable(sizes: dict[str | None, int], delta: float) -> None:
+    """Refuses sizes and a delta that generation would refuse, by asking the same rule on no records."""
+    from langchain_dpicl.privacy.examples import PrivateExamples
+
+    split = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
+    PrivateExamples([], public_size=_declared(sizes), **split).check_delta(delta)  # type: ignore[arg-type]
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     from langchain_dpicl.planning import RowDesign, Segment, plan_generation
-    from langchain_dpicl.recommendation import agreement_of, compare
+    from langchain_dpicl.recommendation import signal_of
 
+    _check_options(arguments)
     sizes = _sizes(arguments.public_size)
+    _check_declarable(sizes, arguments.delta)
     design = RowDesign.choose(
         rows=arguments.rows, num_slots=arguments.num_slots, shots_per_slot=arguments.shots_per_slot
     )
@@ -125,41 +219,52 @@ def _plan(arguments: argparse.Namespace) -> int:
         segments=(Segment("text", arguments.max_tokens),),
         candidates=arguments.public_top_k + 1,
     )
-    cost = plan.cost(record_tokens=arguments.record_tokens)
-    shots = plan.expected_signal(0.5)["expected_shots"]
     out: dict[str, Any] = {
         "plan": plan.to_dict(),
-        "cost": {
-            "private_calls": cost.private_calls,
-            "public_calls": cost.public_calls,
-            "tokens_in": cost.tokens_in,
-            "tokens_out": cost.tokens_out,
-            "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
-        },
-        "signal": plan.expected_signal(agreement_of(shots, one_shot=arguments.agreement)),
-        "options": [],
+        "cost": _cost(plan, arguments),
+        "signal": {"one_shot_agreement": arguments.agreement, **signal_of(plan, one_shot=arguments.agreement)},
+        "options": [] if arguments.no_compare else _options(sizes, design, arguments),
     }
-    if not arguments.no_compare:
-        options = compare(
-            sizes,
-            epsilon=arguments.epsilon,
-            delta=arguments.delta,
-            adjacency=arguments.adjacency,
-            base=design,
-            redraw_every=arguments.redraw_every,
-            shots_per_label=arguments.shots_per_label,
-            max_tokens=arguments.max_tokens,
-            candidates=arguments.public_top_k + 1,
-            agreement=arguments.agreement,
-        )
-        out["options"] = [option.to_dict() for option in options]
+    if out["options"]:
         out["recommendation"] = out["options"][0]
-    print(json.dumps(out, indent=2) if arguments.json else _plan_text(out))
+    if arguments.json:
+        _say(json.dumps(out, indent=2))
+    else:
+        _say(_plan_text(out))
     return 0
 
 
+def _cost(plan: GenerationPlan, arguments: argparse.Namespace) -> dict[str, Any]:
+    cost = plan.cost(record_tokens=arguments.record_tokens)
+    return {
+        "private_calls": cost.private_calls,
+        "public_calls": cost.public_calls,
+        "tokens_in": cost.tokens_in,
+        "tokens_out": cost.tokens_out,
+        "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
+    }
+
+
+def _options(sizes: dict[str | None, int], design: RowDesign, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from langchain_dpicl.recommendation import compare
+
+    options = compare(
+        sizes,
+        epsilon=arguments.epsilon,
+        delta=arguments.delta,
+        adjacency=arguments.adjacency,
+        base=design,
+        redraw_every=arguments.redraw_every,
+        shots_per_label=arguments.shots_per_label,
+        max_tokens=arguments.max_tokens,
+        candidates=arguments.public_top_k + 1,
+        agreement=arguments.agreement,
+    )
+    return [option.to_dict() for option in options]
+
+
 def _plan_text(out: dict[str, Any]) -> str:
-    plan, cost, signal = out["plan"], out["cost"], out["signal"]
+    plan, cost = out["plan"], out["cost"]
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**plan),
         "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
@@ -170,14 +275,11 @@ def _plan_text(out: dict[str, Any]) -> str:
     for row in plan["labels"]:
         who = "all records" if row["label"] is None else row["label"]
         lines.append(f"         {who}: {row['public_size']} declared units, sampling rate {row['sampling_rate']:.5f}")
-    empty, right = 100 * signal["empty_slot_prob"], 100 * signal["right_token_prob"]
-    lines += [
-        "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
-        + f"{empty:.1f} % empty slots",
-        f"signal   signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} % (agreement as guessed)",
+    lines += _signal_text(out["signal"])
+    lines.append(
         "cost     {private_calls:,} private + {public_calls:,} public calls, {tokens_in:,} tokens in, "
-        "{tokens_out:,} out, money {money:.2f}".format(**cost),
-    ]
+        "{tokens_out:,} out, money {money:.2f}".format(**cost)
+    )
     if out["options"]:
         lines.append("")
         lines.append("designs at equal records per token and equal epsilon, best first:")
@@ -192,6 +294,19 @@ def _plan_text(out: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _signal_text(signal: dict[str, Any]) -> list[str]:
+    whose = "" if signal["label"] is None else f"for {signal['label']}, the smallest declared label: "
+    empty, right = 100 * signal["empty_slot_prob"], 100 * signal["right_token_prob"]
+    share, one = 100 * signal["agreement"], 100 * signal["one_shot_agreement"]
+    return [
+        f"expected {whose}"
+        + "{expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
+        + f"{empty:.1f} % empty slots",
+        f"signal   {whose}signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} %",
+        f"guess    {share:.1f} % of rows want the same token (--agreement: {one:.1f} % of one-shot rows); not measured",
+    ]
+
+
 def _option_text(option: dict[str, Any]) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
     return (
@@ -204,32 +319,67 @@ def _option_text(option: dict[str, Any]) -> str:
 
 
 def _add_generate(commands: Any) -> None:
-    command = commands.add_parser("generate", help="private records in, private demonstrations and a report out")
-    command.add_argument("file", type=Path, help="JSON lines (.jsonl) or CSV (.csv) of records")
+    command = commands.add_parser(
+        "generate",
+        help="private records in, private demonstrations and a report out",
+        description="Turns private records into differentially private demonstrations.",
+        epilog=_GENERATE_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
     command.add_argument("--out", type=Path, required=True, help="JSON file for demonstrations and report")
-    command.add_argument("--text-key", default="text")
-    command.add_argument("--label-key")
+    command.add_argument("--text-key", default="text", help="field that holds the text (default: text)")
+    command.add_argument("--label-key", help="field that holds the label")
     command.add_argument("--label", action="append", help="declared label, once per label")
-    command.add_argument("--public-size", action="append", required=True, metavar="[LABEL=]N")
+    command.add_argument(
+        "--public-size",
+        action="append",
+        required=True,
+        metavar="[LABEL=]N",
+        help="declared, not counted, number of units; once, or once per label",
+    )
     command.add_argument("--unit-key", help="field that names the person a record belongs to")
-    command.add_argument("--dataset-id", default="private-examples")
-    command.add_argument("--instruction")
+    command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
+    command.add_argument("--instruction", help="public description of the task, first in every prompt")
     command.add_argument("--generation-prompt", help="template of one record, text field last")
     command.add_argument("--model", default="embedded", help="'embedded', or module:attribute of a model or engine")
-    command.add_argument("--quiet", action="store_true")
+    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     _add_design(command)
     command.set_defaults(run=_generate)
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    _check_options(arguments)
+    check_out(arguments.out, arguments.file)
+    synthesizer, budget = _synthesizer(arguments)
+    code, stopped = 0, ""
+    try:
+        for example in synthesizer.stream(progress=False if arguments.quiet else None):
+            if not arguments.quiet:
+                _say(_json_line(example))
+    except SynthesisInterruptedError as error:
+        code, stopped = _FAULT, str(error).removesuffix(_ADVICE_IN_PYTHON).strip()
+    except KeyboardInterrupt:
+        code, stopped = _INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
+    finally:
+        saved = _save(synthesizer.released(), arguments.out)
+    if stopped:
+        where = f"saved in {arguments.out}" if saved else "on standard output"
+        _complain(f"{stopped} What was released is {where}. A new run starts over, on a budget of its own.")
+    if not arguments.quiet:
+        _say(str(budget.report()))
+    return code or (0 if saved else _FAULT)
+
+
+def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer, Any]:
+    """Reads records and model, checks everything, and has spent nothing yet."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.privacy.examples import PrivateExamples
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
-    sizes = _sizes(arguments.public_size)
     private = PrivateExamples(
-        _records(arguments.file),
-        public_size=sizes[None] if None in sizes else {str(k): v for k, v in sizes.items()},
+        read_records(arguments.file),
+        public_size=_declared(_sizes(arguments.public_size)),
         text_key=arguments.text_key,
         label_key=arguments.label_key,
         labels=arguments.label,
@@ -241,7 +391,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     )
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
-        llm=_model(arguments.model),
+        llm=load_model(arguments.model),
         budget=budget,
         epsilon=arguments.epsilon,
         instruction=arguments.instruction,
@@ -255,45 +405,18 @@ def _generate(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         public_top_k=arguments.public_top_k,
     )
+    return synthesizer, budget
+
+
+def _save(released: ReleasedDemonstrations, out: Path) -> bool:
+    """Saves what was released, or prints it: it is paid for."""
     try:
-        for example in synthesizer.stream(progress=False if arguments.quiet else None):
-            if not arguments.quiet:
-                print(json.dumps(example, ensure_ascii=False))
-    finally:
-        synthesizer.released().save(arguments.out)
-    if not arguments.quiet:
-        print(budget.report())
-    return 0
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    """Reads records without ever showing one: a broken line is reported without its content or number."""
-    broken = False
-    records: list[dict[str, Any]] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            records = (
-                list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(x) for x in file if x.strip()]
-            )
-    except (ValueError, csv.Error):
-        broken = True
-    if broken:
-        raise ConfigurationError(
-            f"{path.name}: expected JSON lines (.jsonl) or CSV (.csv) in UTF-8, found a broken line."
-        )
-    return records
-
-
-def _model(name: str) -> Any:
-    if name == "embedded":
-        from langchain_dpicl.backends.embedded import EmbeddedModel
-
-        return EmbeddedModel()
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"--model: expected 'embedded' or module:attribute, found {name!r}.") from error
+        released.save(out)
+    except OSError as error:
+        _complain(f"--out: {out} could not be written ({error.strerror}); what it would hold is on standard output.")
+        _say(released.to_json())
+        return False
+    return True
 
 
 if __name__ == "__main__":

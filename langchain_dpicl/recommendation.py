@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.planning import GenerationPlan, RowDesign, Segment, plan_generation
 from langchain_dpicl.privacy._validate import Adjacency, check_real
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
@@ -25,7 +25,7 @@ class Option:
 
     Attributes:
       plan: the calibrated plan.
-      right_token_prob: expected chance that a token is the one most rows want.
+      right_token_prob: expected chance that a token of the smallest declared label is the one most rows want.
       private_calls: expected private model calls of the whole generation.
     """
 
@@ -58,6 +58,20 @@ def agreement_of(shots: float, *, one_shot: float) -> float:
     return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))
 
 
+def signal_of(plan: GenerationPlan, *, one_shot: float) -> dict[str, Any]:
+    """Returns the expected signal of the smallest declared label, with the label and the guessed agreement it rests on.
+
+    Args:
+      plan: the plan to look at.
+      one_shot: guessed share of one-shot rows that want the same token; rows that see more agree more.
+    """
+    size, (label, _) = min(zip(plan.public_sizes, plan.branches, strict=True), key=lambda pair: pair[0])
+    shots = plan.expected_signal(one_shot, label=label)["expected_shots"]
+    agreement = agreement_of(shots, one_shot=one_shot)
+    stated = {"label": label, "public_size": size, "agreement": agreement}
+    return {**stated, **plan.expected_signal(agreement, label=label)}
+
+
 def compare(
     public_sizes: Mapping[str | None, int],
     *,
@@ -87,7 +101,11 @@ def compare(
       max_tokens: tokens per demonstration.
       candidates: width of the public domain.
       agreement: guessed share of one-shot rows that want the same token.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range, or the starting shape fits no mechanism.
     """
+    check_real("agreement", agreement, low=0.0, high=1.0)
     start = base or RowDesign.choose()
     shared = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "shots_per_label": shots_per_label}
     fixed = {**shared, "segments": (Segment("text", max_tokens),), "candidates": candidates}
@@ -97,9 +115,7 @@ def compare(
             plan = plan_generation(public_sizes, mechanism=mechanism, design=design, redraw_every=redraw, **fixed)  # type: ignore[arg-type]
         except DPICLError:
             return None
-        shots = plan.expected_signal(0.5)["expected_shots"]
-        signal = plan.expected_signal(agreement_of(shots, one_shot=agreement))
-        return Option(plan, signal["right_token_prob"], plan.cost().private_calls)
+        return Option(plan, signal_of(plan, one_shot=agreement)["right_token_prob"], plan.cost().private_calls)
 
     seen: dict[tuple[str, RowDesign, int], Option] = {}
 
@@ -108,6 +124,9 @@ def compare(
             found = None if key in seen else option(*key)
             if found is not None:
                 seen[key] = found
+        if not seen:
+            plan_generation(public_sizes, design=start, redraw_every=redraw_every, **fixed)  # type: ignore[arg-type]
+            raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
         return min(seen.values(), key=lambda option: option.rank)
 
     best = try_all([(name, start, redraw_every) for name in MECHANISMS])

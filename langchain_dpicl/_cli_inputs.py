@@ -1,0 +1,133 @@
+"""What a command line names, read and checked: records, a model, a target file. Prints nothing, spends nothing.
+
+Never shows a record: a fault is reported without its content, its number or its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import inspect
+import json
+import secrets
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+_FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a public JSON file; a byte order mark is fine."""
+    try:
+        return json.loads(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: expected JSON text in UTF-8, found other bytes.") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ConfigurationError(f"{path}: expected JSON, found at {place}: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: expected JSON, found a number or nesting too large to read.") from error
+
+
+def check_out(out: Path, records: Path) -> None:
+    """Refuses a target that could not be written at the end, by writing beside it now."""
+    if out.exists() and not out.is_file():
+        raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}.")
+    if out.exists() and records.exists() and out.samefile(records):
+        raise ConfigurationError(f"--out: expected another file than the records, found {out}.")
+    if not out.parent.is_dir():
+        raise ConfigurationError(f"--out: expected a file in a folder that exists, found {out}. Make the folder first.")
+    probe = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--out: expected a file that can be written, found {out} ({error.strerror})."
+        ) from error
+
+
+def read_records(path: Path) -> list[Any]:
+    """Reads records without ever showing one: a fault is reported without its content or its place."""
+    name = path.name.lower()
+    if not name.endswith(_FORMATS):
+        raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
+    opener: Any = gzip.open if name.endswith(".gz") else open
+    read = _rows if name.removesuffix(".gz").endswith(".csv") else _lines
+    records: list[Any] | None = None
+    fault = "a broken line"
+    try:
+        # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            records = list(read(file))
+    except _ArrayFoundError:
+        fault = "a JSON array; write one record per line"
+    except (ValueError, RecursionError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile):
+        pass
+    if records is None:
+        # Raised out here: the fault behind it, which may quote a record, is in no chain.
+        raise ConfigurationError(f"{path}: expected JSON lines (.jsonl) or CSV (.csv) in UTF-8, found {fault}.")
+    return records
+
+
+class _ArrayFoundError(Exception):
+    """The file holds one JSON array instead of one record per line."""
+
+
+def _lines(file: IO[str]) -> Iterator[Any]:
+    lines = (line for line in file if line.strip())
+    for number, line in enumerate(lines):
+        if not number and line.lstrip().startswith("["):
+            raise _ArrayFoundError
+        yield json.loads(line)
+
+
+def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
+    # Long texts are cut by `PrivateExamples`, not refused here.
+    csv.field_size_limit(2**31 - 1)
+    for row in csv.DictReader(file, strict=True):
+        if None in row:
+            raise csv.Error  # more cells than fields: an unquoted comma has cut a text
+        yield row
+
+
+def load_model(name: str) -> Any:
+    """Returns the embedded model, or the object that `module:attribute` names."""
+    if name == "embedded":
+        from langchain_dpicl.backends.embedded import EmbeddedModel
+
+        return EmbeddedModel()
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigurationError(f"--model: expected 'embedded' or module:attribute, found {name!r}.")
+    found: Any = _import(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"--model: the module {module!r} has no attribute {attribute!r}.")
+        found = getattr(found, part)
+    if inspect.isclass(found) or inspect.isfunction(found):
+        what = "class" if inspect.isclass(found) else "function"
+        advice = f"Call it in the module (MODEL = {attribute}(...)) and name the result."
+        raise ConfigurationError(f"--model: expected a model or engine, found the {what} {name!r}. {advice}")
+    return found
+
+
+def _import(module: str) -> Any:
+    """Imports the user's module, from the current folder too; what it raises is the user's own and public."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            advice = "Give its dotted name, as in an import, and run dpicl where it can be imported."
+            raise ConfigurationError(f"--model: no module named {module!r}. {advice}") from error
+        raise ConfigurationError(f"--model: importing {module!r} raised {type(error).__name__}: {error}") from error
