@@ -1,7 +1,9 @@
 """What an engine can do, as Protocols by capability. Knows nothing of privacy: str and numpy at the door.
 
 An engine maps prompts to rows, and each row depends on its own prompt only (plus the public prefix and domain).
-A row whose call failed or cannot be read is all zeros; an engine never raises for the content of one prompt.
+A row whose call failed or cannot be read abstains (probabilities: all 0; log-likelihoods: all -inf; text: empty); an
+engine never raises for the content of one prompt. What it raises is about public things: a closed session, a token of
+another engine, more top tokens than it reports, a failed public call.
 """
 
 from __future__ import annotations
@@ -20,23 +22,31 @@ Rows: TypeAlias = NDArray[np.float64]
 
 
 class TokenSession(Protocol):
-    """A batch of prompts that grows by the same released tokens; holds private text until closed."""
+    """A batch of prompts that grows by the same released tokens; holds private text until closed.
+
+    Raises:
+      ConfigurationError: any call but `close` on a closed session.
+    """
 
     def score(self, domain: Sequence[Token]) -> Rows:
         """Returns float64[rows, len(domain)]: next-token probabilities on `domain`.
 
         Entries are >= 0 and each row sums to <= 1 (mass outside the domain is dropped, not renormalised).
-        A token the provider did not report, and every entry of a failed row, is 0.
+        A token the provider did not report, a key the engine does not know, and every entry of a failed row, is 0.
         """
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, awaitable; rows of one call run concurrently."""
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row's prefix."""
+        """Appends one released token to every row's prefix.
+
+        Raises:
+          ConfigurationError: not a token of this engine.
+        """
 
     def close(self) -> None:
-        """Drops prompts and caches; further calls raise."""
+        """Drops prompts and caches; may be called again, and everything else then raises ConfigurationError."""
 
 
 @runtime_checkable
@@ -56,22 +66,39 @@ class NextTokenBackend(Protocol):
         """The key of the end-of-sequence token; always part of a public domain."""
 
     def vocabulary(self) -> Sequence[Token]:
-        """Returns every key (full-vocabulary engines only; CapabilityError elsewhere)."""
+        """Returns every key, `eos` among them.
+
+        Raises:
+          CapabilityError: the engine reports top tokens only.
+        """
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Returns up to `top_k` (token, probability) pairs after a PUBLIC prompt, likeliest first.
 
-        Tokens that do not complete a UTF-8 character are left out. Raises ModelCallError when the call fails.
+        Tokens that do not complete a UTF-8 character are left out.
+
+        Raises:
+          ModelCallError: the call failed.
+          CapabilityError: `top_k` is above `max_top_k`.
+          ConfigurationError: the prefix holds a token of another engine.
         """
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Is `top_tokens`, awaitable."""
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
-        """Starts a session on PRIVATE prompts, each continued by the same released `prefix`."""
+        """Starts a session on PRIVATE prompts, each continued by the same released `prefix`.
+
+        Raises:
+          ConfigurationError: the prefix holds a token of another engine.
+        """
 
     def decode(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of tokens (EOS decodes to nothing; invalid UTF-8 is replaced)."""
+        """Returns the text of tokens (EOS decodes to nothing; invalid UTF-8 is replaced).
+
+        Raises:
+          ConfigurationError: not tokens of this engine.
+        """
 
     def count_tokens(self, text: str) -> int:
         """Returns the number of tokens of a PUBLIC text (an upper estimate where the tokenizer is unknown)."""
@@ -82,7 +109,10 @@ class ChoiceBackend(Protocol):
     """Scores complete, possibly multi-token, continuations."""
 
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Returns float64[prompts, choices]: log-likelihood of each choice as the continuation of each prompt."""
+        """Returns float64[prompts, choices]: log-likelihood of each choice as the continuation of each prompt.
+
+        Entries are <= 0 and never NaN; a choice that cannot follow is -inf. A failed row is -inf everywhere.
+        """
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, awaitable."""
@@ -93,7 +123,7 @@ class TextBackend(Protocol):
     """Completes text."""
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt, cut before the first stop string."""
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
         """Is `complete`, awaitable."""

@@ -32,7 +32,16 @@ from langchain_dpicl.backends.logprobs import (
     probability,
     to_rows,
 )
-from langchain_dpicl.backends.silent import Answer, Hidden, Reply, Request, RetryPolicy, SilentModel, silence
+from langchain_dpicl.backends.silent import (
+    Answer,
+    Hidden,
+    ProbePolicy,
+    Reply,
+    Request,
+    RetryPolicy,
+    SilentModel,
+    silence,
+)
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 Continuation: TypeAlias = Literal["completion", "prefill", "instruct"]
@@ -43,13 +52,17 @@ CONTINUE = "Continue your last message exactly where it stops. Write the continu
 DEFAULT_CONCURRENCY = 32
 """Calls in flight at once when `max_concurrency` is not given."""
 
+PROBED_TOP_K = (20, 10, 5, 2)
+"""How many top tokens a probe asks for when `max_top_k` is not given; the first number that is not rejected counts."""
+
 # Public text; a server that starts a new message instead of going on begins with the first word again.
 _PROBE_PROMPT = "Write these three words: Quartz lamps hum"
 _PROBE_PREFIX = "Quartz lamps"
 _NEW_MESSAGES = ("quartz", "hum")
 _ADVICE = (
-    "Token-by-token generation needs a model that reports them: an OpenAI-compatible chat or completion server "
-    "(llama.cpp, vLLM), an OpenAI model with logprobs, or the embedded model."
+    "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...). Otherwise take a "
+    "model that does: an OpenAI-compatible chat or completion server (llama.cpp, vLLM), an OpenAI model with logprobs, "
+    "or the embedded model."
 )
 
 
@@ -64,7 +77,8 @@ class LangChainBackend:
     Args:
       llm: a chat or completion model, bound or not; bound arguments are sent with every call.
       continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
-      max_top_k: top tokens that one call reports (OpenAI: at most 20); asked for in every call.
+      max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them. None: what
+        the probe brings of 20, or of the largest of 10, 5 and 2 that the server does not reject; at least 2.
       max_concurrency: calls in flight at once; None: 32.
       full_vocabulary: how many tokens to ask for to get the whole vocabulary, where the server allows it (llama.cpp:
         the vocabulary size; vLLM started with `--max-logprobs -1`: -1). None: a top-k engine.
@@ -73,7 +87,8 @@ class LangChainBackend:
       retry: how long each row's call is waited for.
 
     Raises:
-      CapabilityError: a probe with public text shows no logprobs, fewer than asked for, or no continuation.
+      CapabilityError: a probe with public text shows no logprobs, fewer than `max_top_k`, or no continuation.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice within a few seconds.
       UnsilencableModelError: see `silent.silence`.
       ConfigurationError: the continuation does not suit the kind of model, or a number is out of range.
     """
@@ -83,7 +98,7 @@ class LangChainBackend:
         llm: Any,
         *,
         continuation: Continuation | None = None,
-        max_top_k: int = 20,
+        max_top_k: int | None = None,
         max_concurrency: int | None = None,
         full_vocabulary: int | None = None,
         eos_texts: Iterable[str] = EOS_TEXTS,
@@ -92,13 +107,21 @@ class LangChainBackend:
     ) -> None:
         self._model = silence(llm)
         self._continuation = _continuation(self._model, continuation)
-        self._asked = _number_asked(max_top_k, full_vocabulary)
-        self._max_top_k = None if full_vocabulary is not None else max_top_k
+        numbers = _numbers_to_ask(max_top_k, full_vocabulary)
+        self._asked = numbers[0]
+        self._max_top_k: int | None = None
         self._calls = _Calls(self._model, retry or RetryPolicy(), _limit(max_concurrency))
         self._eos_texts = frozenset(eos_texts)
         self._count_tokens = count_tokens
         self._vocabulary: tuple[bytes, ...] = ()
-        self._probe()
+        entries = self._probe(numbers)
+        if full_vocabulary is None:
+            self._max_top_k = _top_k(self.name, len(entries), self._asked, is_given=max_top_k is not None)
+        else:
+            _refuse_partial_vocabulary(self.name, entries, self._asked)
+
+    def __repr__(self) -> str:
+        return f"LangChainBackend({self.name!r}, continuation={self._continuation!r}, max_top_k={self._max_top_k})"
 
     @property
     def name(self) -> str:
@@ -165,21 +188,21 @@ class LangChainBackend:
         replies = await self._calls.amany([self._request(prompt, prefix) for prompt in prompts])
         return to_rows([self._read(reply) for reply in replies], domain)
 
-    def _request(self, prompt: Hidden[str], prefix: str, *, is_public: bool = False) -> Request:
+    def _request(self, prompt: Hidden[str], prefix: str, *, explain: Literal["", "kind", "text"] = "") -> Request:
         asked: dict[str, Any] = {"logprobs": self._asked}
         if self._model.is_chat:
             asked = {"logprobs": True, "top_logprobs": self._asked}
         render = _RENDER[self._continuation]
         # Temperature 1: some servers report the distribution they sample from. One token: see `_is_readable`.
         options = {**asked, "max_tokens": 1, "temperature": 1.0}
-        return Request(prompt, lambda text: render(text, prefix), options, _is_readable, is_public)
+        return Request(prompt, lambda text: render(text, prefix), options, _is_readable, explain)
 
     def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
         if self._max_top_k is not None and top_k > self._max_top_k:
             raise CapabilityError(
                 f"expected top_k <= {self._max_top_k} (what {self.name} reports), found {top_k}; lower public_top_k"
             )
-        return self._request(Hidden(prompt), prefix, is_public=True)
+        return self._request(Hidden(prompt), prefix, explain="kind")
 
     def _read(self, reply: Reply) -> Probabilities:
         return {} if reply.answer is None else _probabilities(reply.answer.reveal(), self._eos_texts)
@@ -191,27 +214,30 @@ class LangChainBackend:
         ranked: list[tuple[Token, float]] = sorted(found.items(), key=lambda item: (-item[1], item[0]))
         return ranked[:top_k]
 
-    def _probe(self) -> None:
-        """Asks once, with public text, whether logprobs come, how many, and whether a prefix is continued."""
-        reply = self._calls.one(self._request(Hidden(_PROBE_PROMPT), _PROBE_PREFIX, is_public=True))
+    def _probe(self, numbers: Sequence[int]) -> list[tuple[object, object]]:
+        """Learns with public text whether logprobs come and a prefix is continued; returns what is reported."""
+        reply = self._first_accepted(numbers)
         found = self._read(reply)
         entries = [] if reply.answer is None else first_position(reply.answer.reveal().logprobs)
         if not found or not entries:
-            why = f" It said: {reply.detail}." if reply.detail else ""
-            raise CapabilityError(f"{self.name} answered a public probe without logprobs.{why} {_ADVICE}")
-        if self._max_top_k is None:
-            _refuse_partial_vocabulary(self.name, entries, self._asked)
-            self._vocabulary = tuple(sorted({*found, EOS}))
-        elif len(entries) < self._max_top_k / 2:  # entries may share a text, so a few can be missing
-            raise CapabilityError(
-                f"expected {self._max_top_k} top logprobs from {self.name}, found {len(entries)}; "
-                f"pass max_top_k={len(entries)}"
-            )
+            raise _probe_error(self.name, reply)
         if self._continuation == "prefill" and _starts_anew(found):
             raise CapabilityError(
                 f"{self.name} starts a new message instead of continuing the assistant message; use a completion "
                 "model or a server that continues it, or accept an approximation with continuation='instruct'"
             )
+        self._vocabulary = tuple(sorted({*found, EOS}))
+        return entries
+
+    def _first_accepted(self, numbers: Sequence[int]) -> Reply:
+        """Asks for fewer and fewer tokens until the server does not reject the call; keeps to that number."""
+        reply = Reply()
+        for number in numbers:
+            self._asked = number
+            reply = self._calls.probe(self._request(Hidden(_PROBE_PROMPT), _PROBE_PREFIX, explain="text"))
+            if reply.fault != "content":
+                break
+        return reply
 
 
 class _LangChainSession:
@@ -265,6 +291,9 @@ class _Calls:
 
     def one(self, request: Request) -> Reply:
         return self._model.ask(request, retry=self._retry)
+
+    def probe(self, request: Request) -> Reply:
+        return self._model.ask(request, retry=ProbePolicy.of(self._retry))
 
     async def aone(self, request: Request) -> Reply:
         gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
@@ -320,6 +349,34 @@ def _is_readable(answer: Answer) -> bool:
     return ended or answer.refused or answer.finish_reason == "content_filter" or bool(first_position(answer.logprobs))
 
 
+def _probe_error(name: str, reply: Reply) -> CapabilityError | ModelCallError:
+    """Says why a probe brought no logprobs: nobody answered, the call was rejected, or the answer has none."""
+    said = reply.detail.rstrip(". ")
+    if reply.fault in {"busy", "loop"}:
+        return ModelCallError(
+            f"{name} could not be reached: a public probe got no answer ({said}). Nothing was spent; check the "
+            "address, the key and that the server is up, then build it again"
+        )
+    if reply.answer is None:
+        return CapabilityError(f"{name} rejected a public probe that asks for logprobs ({said}). {_ADVICE}")
+    return CapabilityError(f"{name} answered a public probe without logprobs. {_ADVICE}")
+
+
+def _top_k(name: str, reported: int, asked: int, *, is_given: bool) -> int:
+    """How many top tokens a model reports; entries may share a text, so a few of a given number can be missing."""
+    if is_given and reported < asked / 2:
+        raise CapabilityError(
+            f"expected {asked} top logprobs from {name}, found {reported}; give LangChainBackend(llm, "
+            f"max_top_k={reported}), or leave max_top_k out to take what the model reports"
+        )
+    if not is_given and reported < 2:
+        raise CapabilityError(
+            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves nothing to choose. "
+            f"Take another model, or LangChainBackend(llm, max_top_k={reported}) if that is what you want"
+        )
+    return asked if is_given else min(asked, reported)
+
+
 def _refuse_partial_vocabulary(name: str, entries: Sequence[tuple[object, object]], asked: int) -> None:
     """Some servers cut the list in silence. Entries that share a text may be merged, hence the tenth of slack."""
     mass = math.fsum(probability(logprob) for _, logprob in entries)
@@ -356,10 +413,10 @@ def _limit(max_concurrency: int | None) -> int:
     return DEFAULT_CONCURRENCY if max_concurrency is None else _whole("max_concurrency", max_concurrency)
 
 
-def _number_asked(max_top_k: int, full_vocabulary: int | None) -> int:
-    if full_vocabulary is None or full_vocabulary == -1:
-        return _whole("max_top_k", max_top_k) if full_vocabulary is None else -1
-    return _whole("full_vocabulary", full_vocabulary)
+def _numbers_to_ask(max_top_k: int | None, full_vocabulary: int | None) -> tuple[int, ...]:
+    if full_vocabulary is not None:
+        return (-1 if full_vocabulary == -1 else _whole("full_vocabulary", full_vocabulary),)
+    return PROBED_TOP_K if max_top_k is None else (_whole("max_top_k", max_top_k),)
 
 
 def _bytes(tokens: Sequence[Token]) -> bytes:

@@ -68,7 +68,7 @@ class Reply:
       fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
         may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
       retry_after: seconds the provider asked to wait, if it did.
-      detail: why a call with PUBLIC text failed; empty for private calls.
+      detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
     """
 
     answer: Hidden[Answer] | None = field(default=None, repr=False)
@@ -108,6 +108,20 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True)
+class ProbePolicy(RetryPolicy):
+    """Patience with a public probe: a server that is busy or cannot be reached is asked once more, soon."""
+
+    @classmethod
+    def of(cls, retry: RetryPolicy) -> ProbePolicy:
+        """Returns the probe's patience where rows have that of `retry`."""
+        return cls(retry.max_attempts, retry.first_wait, min(retry.max_wait, 2.0))
+
+    def wait(self, reply: Reply, *, attempt: int) -> float | None:
+        """Is `RetryPolicy.wait`, but a second busy reply is final."""
+        return None if reply.fault == "busy" and attempt >= 2 else super().wait(reply, attempt=attempt)
+
+
+@dataclass(frozen=True)
 class Request:
     """One call: the prompt in its box and the public rest.
 
@@ -116,14 +130,15 @@ class Request:
       render: how the prompt becomes the model's input.
       options: keyword arguments of the call, such as `max_tokens`.
       is_readable: says whether an answer has what was asked for; if not, the call is made again.
-      is_public: whether the prompt is public, so that a failure may be explained.
+      explain: what a failure may tell: "" of a private call; "kind" (type and status) of a public one; "text" of the
+        probe, which comes before any private call: later texts may quote what private calls used.
     """
 
     prompt: Hidden[str]
     render: Render
     options: Mapping[str, Any]
     is_readable: Callable[[Answer], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
-    is_public: bool = False
+    explain: Literal["", "kind", "text"] = ""
 
 
 class SilentModel:
@@ -184,10 +199,10 @@ class SilentModel:
                 if self._limiter is not None:
                     self._limiter.acquire(blocking=True)
                 return _reply(request, self._model._generate(self._input(request), **self._options(request)))  # noqa: SLF001
-        except _STOPS as error:
+        except KeyboardInterrupt as error:
             stop = _unmarked(error)
         except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
-            return _fault(error, explain=request.is_public)
+            return _fault(error, explain=request.explain)
         raise stop  # outside the handler: the provider's exception is not its context
 
     async def _aattempt(self, request: Request) -> Reply:
@@ -197,10 +212,10 @@ class SilentModel:
                 if self._limiter is not None:
                     await self._limiter.aacquire(blocking=True)
                 return _reply(request, await self._model._agenerate(self._input(request), **self._options(request)))  # noqa: SLF001
-        except _STOPS as error:
-            stop = _unmarked(error)
         except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
-            return _fault(error, explain=request.is_public)
+            if not _is_stop(error):
+                return _fault(error, explain=request.explain)
+            stop = _unmarked(error)
         raise stop  # outside the handler: the provider's exception is not its context
 
     def _input(self, request: Request) -> Any:
@@ -258,7 +273,6 @@ _QUIET: dict[str, Any] = {
 }
 _DROPPED = frozenset({"callbacks", "run_manager", "config", "stop", "stream", "n", "best_of", "echo"})
 _CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
-_STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
 _BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer")
@@ -303,7 +317,14 @@ def _answer(generation: Any) -> Answer:
     )
 
 
-def _fault(error: BaseException, *, explain: bool) -> Reply:
+def _is_stop(error: BaseException) -> bool:
+    """Whether somebody stops this task, rather than a row's call raising what looks like a stop."""
+    task = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return is_cancelled or isinstance(error, KeyboardInterrupt)
+
+
+def _fault(error: BaseException, *, explain: str) -> Reply:
     """Sorts a failure; total, as attributes of foreign exceptions may raise."""
     try:
         status = _status(error)
@@ -311,7 +332,8 @@ def _fault(error: BaseException, *, explain: bool) -> Reply:
         busy = status in _BUSY_STATUS or status >= 500 or isinstance(error, TimeoutError | ConnectionError)
         busy = busy or (status == 0 and any(mark in name for name in names for mark in _BUSY_NAMES))
         lost = isinstance(error, RuntimeError) and bool(_OTHER_LOOP.search(str(error)))
-        detail = f"{names[0]}: {str(error)[:300]}" if explain else ""
+        detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
+        detail += f": {str(error)[:300]}" if explain == "text" else ""
         return Reply(
             fault="loop" if lost else "busy" if busy else "content", retry_after=_retry_after(error), detail=detail
         )
@@ -333,4 +355,4 @@ def _retry_after(error: BaseException) -> float | None:
 
 def _unmarked(error: BaseException) -> BaseException:
     """Returns a fresh exception of the same kind, without text, traceback and context."""
-    return next(kind for kind in _STOPS if isinstance(error, kind))()
+    return KeyboardInterrupt() if isinstance(error, KeyboardInterrupt) else asyncio.CancelledError()

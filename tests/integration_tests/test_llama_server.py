@@ -11,6 +11,7 @@ import math
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.logprobs import EOS, first_position, next_token
 from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.silent import Reply, Request, SilentModel
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe
 from tests.tiny_gguf import build
 
@@ -33,6 +41,7 @@ pytestmark = pytest.mark.loopback
 ROOT = Path(__file__).resolve().parents[2]
 Kind = Literal["chat", "completion"]
 KINDS: tuple[Kind, ...] = ("chat", "completion")
+QUESTIONS = [f"{start} my card number {i} ?" for i in range(10) for start in ("why was", "how do i top up")]
 PROMPTS = ["why was my card payment declined ?", "the transfer to my account is pending", "how do i top up by card ?"]
 
 
@@ -210,3 +219,103 @@ async def test_nobody_overhears_the_stock_clients(server: Server, kind: Kind) ->
     # LangChain's awaited completion models send fewer events when a cache is set.
     naive = leaks(await aobserve(lambda: model.ainvoke(f"a ticket: {RECORD}", max_tokens=1)))
     assert naive >= {"LangSmith", "global cache"} | ({"astream_events"} if kind == "chat" else set())
+
+
+OPTIONS: dict[str, Any] = {
+    "example_prompt": PromptTemplate.from_template("text: {text}"),
+    "suffix": "text: {input}",
+    "epsilon": 4.0,
+    "instruction": "Questions of bank customers.",
+    "shots_per_label": 2,
+    "rows": "slots",
+    "num_slots": 4,
+    "shots_per_slot": 2,
+    "public_top_k": 20,
+    "max_tokens": 3,
+}
+
+
+class PrivateCalls:
+    """Counts the private calls that reached the server, and how many of them brought no logprobs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = self.failed = self.awaited = 0
+        ask, aask = SilentModel.ask, SilentModel.aask
+
+        def counted(model: SilentModel, request: Request, **options: Any) -> Reply:
+            return self.note(request, ask(model, request, **options))
+
+        async def acounted(model: SilentModel, request: Request, **options: Any) -> Reply:
+            self.awaited += 1
+            return self.note(request, await aask(model, request, **options))
+
+        monkeypatch.setattr(SilentModel, "ask", counted)
+        monkeypatch.setattr(SilentModel, "aask", acounted)
+
+    def note(self, request: Request, reply: Reply) -> Reply:
+        if not request.explain:
+            self.made += 1
+            self.failed += reply.answer is None or not first_position(reply.answer.reveal().logprobs)
+        return reply
+
+
+class TestDemonstrations:
+    """The main job, end to end: private records, a stock client, a real server, a template."""
+
+    def check(self, template: DPFewShotPromptTemplate, budget: PrivacyBudgetCallbackHandler) -> None:
+        assert [sorted(example) for example in template.examples] == [["text"], ["text"]]
+        assert template.format(input="is it pending ?").endswith("text: is it pending ?")
+        assert template.epsilon <= 4.0
+        assert budget.remaining_epsilon == pytest.approx(2.0)
+        report = json.loads(budget.report().to_json())
+        assert verify_report(report).ok
+        public = report["shares"][0]["components"][0]["public"]
+        assert public["public_top_k"] == 20
+        assert public["num_slots"] == 4
+        assert not any(question in json.dumps(report) for question in QUESTIONS)
+
+    def test_are_written_by_a_chat_model(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = PrivateCalls(monkeypatch)
+        budget = PrivacyBudgetCallbackHandler(epsilon=6.0, delta=1e-4)
+        private = PrivateExamples([{"text": text} for text in QUESTIONS], public_size=len(QUESTIONS))
+        template = DPFewShotPromptTemplate.from_private_examples(
+            private, llm=server.model("chat"), budget=budget, **OPTIONS
+        )
+        self.check(template, budget)
+        assert 2 * 4 <= calls.made <= 2 * 3 * 4
+        assert calls.made % 4 == 0
+        assert (calls.failed, calls.awaited) == (0, 0)
+
+    async def test_are_written_by_an_awaited_completion_model(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = PrivateCalls(monkeypatch)
+        budget = PrivacyBudgetCallbackHandler(epsilon=6.0, delta=1e-4)
+        private = PrivateExamples([{"text": text} for text in QUESTIONS], public_size=len(QUESTIONS))
+        template = await DPFewShotPromptTemplate.afrom_private_examples(
+            private, llm=server.model("completion"), budget=budget, **OPTIONS
+        )
+        self.check(template, budget)
+        assert 2 * 4 <= calls.made <= 2 * 3 * 4
+        assert calls.failed == 0
+        assert calls.awaited >= calls.made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unreachable_server_is_named_in_seconds(kind: Kind) -> None:
+    with socket.socket() as taken:  # bound but not listening: every connection is refused
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        stock = openai.ChatOpenAI if kind == "chat" else openai.OpenAI
+        started = time.monotonic()
+        with pytest.raises(ModelCallError, match=r"could not be reached.*Connection"):
+            as_backend(stock(model="tiny", base_url=address, api_key="none"))
+    assert time.monotonic() - started < 15.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dress_rehearsal_shows_that_the_longest_prompt_does_not_fit(server: Server, kind: Kind) -> None:
+    backend = as_backend(server.model(kind))
+    assert backend.top_tokens("card " * 50, [], top_k=2)
+    with pytest.raises(ModelCallError, match="HTTP 400"):
+        backend.top_tokens("card " * 6000, [], top_k=2)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend, Token, TokenSession
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from tests.contracts.backend import PROMPTS as CONTRACT_PROMPTS
+from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract
 from tests.spy_backend import SpyBackend
 
 WORDS = [" card", " cash", " top", " up", " declined"]
@@ -23,6 +27,55 @@ def full(**options: object) -> FakeBackend:
 
 def top(k: int = 3, **options: object) -> FakeBackend:
     return FakeBackend(word_copier(WORDS), max_top_k=k, **options)  # type: ignore[arg-type]
+
+
+CONTRACT_WORDS = [
+    f" {word}" for word in ["the", "apple", "is", "red", "sea", "blue", "and", "wide", "a", "lake", "one", "naïve"]
+]
+CONTRACT_WORDS += [f" filler{number}" for number in range(10)]
+
+
+class TestFullVocabulary(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> FakeBackend:
+        return FakeBackend(word_copier(CONTRACT_WORDS), vocabulary=CONTRACT_WORDS, fail_rows_containing="fails")
+
+
+class TestTopK(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> FakeBackend:
+        return FakeBackend(word_copier(CONTRACT_WORDS), max_top_k=5, fail_rows_containing="fails")
+
+
+class TestChoices(ChoiceContract):
+    def make(self) -> FakeBackend:
+        return FakeBackend(word_copier(CONTRACT_WORDS), vocabulary=CONTRACT_WORDS)
+
+
+class TestText(TextContract):
+    def make(self) -> FakeBackend:
+        return FakeBackend(word_copier(CONTRACT_WORDS), max_top_k=5)
+
+
+class CoupledFake(FakeBackend):
+    """A planted fault: a row is scaled by how many rows there are."""
+
+    def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
+        session: Any = super().open(prompts, prefix)
+        score = session.score
+        session.score = lambda domain: score(domain) * (1 - 2.0**-50 * len(prompts))
+        return session  # type: ignore[no-any-return]
+
+
+def test_the_contract_notices_rows_that_know_of_each_other() -> None:
+    coupled = CoupledFake(word_copier(CONTRACT_WORDS), vocabulary=CONTRACT_WORDS)
+    with pytest.raises(AssertionError):
+        TestFullVocabulary().test_a_row_does_not_know_how_many_stand_beside_it(coupled)
+    assert coupled.open(CONTRACT_PROMPTS, []).score([b" red"]).any()
 
 
 def test_it_has_every_capability() -> None:

@@ -8,19 +8,28 @@ import os
 import signal
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.runnables import RunnableLambda
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 
 from langchain_dpicl.backends.base import NextTokenBackend
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain import CONTINUE, LangChainBackend
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.backends.silent import RetryPolicy, unwrap
+from langchain_dpicl.classification import LabelClassifier
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
+from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from tests.contracts.backend import NextTokenContract
 from tests.scripted_models import (
     ScriptedChat,
     ScriptedLLM,
@@ -50,6 +59,44 @@ MODELS: dict[str, Any] = {
 @pytest.fixture(params=MODELS)
 def backend(request: pytest.FixtureRequest) -> LangChainBackend:
     return LangChainBackend(MODELS[request.param])
+
+
+def reads(words: list[str], mass: float) -> Any:
+    """An answer that changes with every text: the same slope over the words, turned by a checksum."""
+
+    def answer(text: str) -> dict[str, float]:
+        turn = zlib.crc32(text.encode("utf-8", "replace")) % len(words)
+        return spread([*words[turn:], *words[:turn]], mass=mass)
+
+    return answer
+
+
+class TestContractOfTopKChat(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> LangChainBackend:
+        raises = {"fails": StatusError("content", status_code=400)}
+        return LangChainBackend(ScriptedChat(answer=reads([*WORDS, "</s>"], 0.9), raises=raises), retry=QUICK)
+
+
+class TestContractOfTopKCompletion(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> LangChainBackend:
+        raises = {"fails": StatusError("busy", status_code=503)}
+        return LangChainBackend(ScriptedLLM(answer=reads(WORDS, 0.9), raises=raises), max_top_k=20, retry=QUICK)
+
+
+class TestContractOfFullVocabulary(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> LangChainBackend:
+        raises = {"fails": StatusError("content", status_code=400)}
+        model = ScriptedChat(answer=reads([*WORDS, "</s>"], 1.0 - 1e-10), raises=raises)
+        return LangChainBackend(model, full_vocabulary=21, retry=QUICK)
 
 
 class TestRows:
@@ -208,7 +255,7 @@ class TestPublicCalls:
     async def test_raise_when_they_fail(self) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"down": StatusError("gateway", status_code=502)})
         backend = LangChainBackend(model, retry=QUICK)
-        with pytest.raises(ModelCallError, match="StatusError: bad request: gateway"):
+        with pytest.raises(ModelCallError, match=r"StatusError \(HTTP 502\)"):
             backend.top_tokens("down", [], top_k=3)
         with pytest.raises(ModelCallError):
             await backend.atop_tokens("down", [], top_k=3)
@@ -221,6 +268,25 @@ class TestPublicCalls:
         assert backend.max_top_k == 20
         with pytest.raises(CapabilityError, match="full_vocabulary="):
             backend.vocabulary()
+
+
+def rejecting(kind: str, most: int, *, reported: int = 20) -> tuple[Any, str]:
+    """A model whose server rejects more than `most` top tokens, and how the number is called there."""
+    base: Any = ScriptedChat if kind == "chat" else ScriptedLLM
+    name = "top_logprobs" if kind == "chat" else "logprobs"
+
+    class Rejecting(base):  # type: ignore[misc]
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            if kwargs[name] > most:
+                self.seen.append(dict(kwargs))
+                raise StatusError(f"{name} must be at most {most}", status_code=400)
+            return super()._generate(*args, **kwargs)
+
+    def cut(payload: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda tops: payload(dict(list(tops.items())[: min(most, reported)]))
+
+    payload = chat_payload if kind == "chat" else legacy_payload
+    return Rejecting(answer=fixed(spread(WORDS)), payload=cut(payload)), name
 
 
 class TestProbe:
@@ -247,10 +313,98 @@ class TestProbe:
         with pytest.raises(CapabilityError, match="no assistant prefill here"):
             LangChainBackend(model)
 
-    def test_refuses_a_list_that_is_cut_in_silence(self) -> None:
-        with pytest.raises(CapabilityError, match="max_top_k=5"):
-            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))))
+    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
+    @pytest.mark.parametrize("reported", [2, 5, 12, 19])
+    def test_takes_as_many_tokens_as_are_reported(self, kind: type, reported: int) -> None:
+        model = kind(answer=fixed(spread(WORDS[:reported])))
+        backend = as_backend(model)
+        assert backend.max_top_k == reported
+        assert len(backend.top_tokens("x", [], top_k=reported)) == reported
+        assert len(model.seen) == 2
+        with pytest.raises(CapabilityError, match=f"top_k <= {reported}"):
+            backend.top_tokens("x", [], top_k=reported + 1)
+
+    def test_takes_no_more_tokens_than_were_asked_for(self) -> None:
+        assert as_backend(ScriptedChat(answer=fixed(spread([*WORDS, " more"])))).max_top_k == 20
+
+    @pytest.mark.parametrize(
+        ("most", "asked", "taken"), [(19, [20, 10], 10), (8, [20, 10, 5], 5), (3, [20, 10, 5, 2], 2)]
+    )
+    @pytest.mark.parametrize("kind", ["chat", "completion"])
+    def test_asks_for_fewer_where_the_server_rejects_the_number(
+        self, kind: str, most: int, asked: list[int], taken: int
+    ) -> None:
+        model, name = rejecting(kind, most)
+        backend = as_backend(model)
+        assert backend.max_top_k == taken
+        assert [options[name] for options in model.seen] == asked
+        assert backend.open(["x"], []).score([b" w0"])[0, 0] > 0.0
+        assert model.seen[-1][name] == taken
+
+    def test_takes_what_is_reported_of_a_number_that_is_not_rejected(self) -> None:
+        model, _ = rejecting("chat", 12, reported=7)
+        assert as_backend(model).max_top_k == 7
+
+    def test_refuses_a_server_that_rejects_every_number(self) -> None:
+        model, _ = rejecting("chat", 0)
+        with pytest.raises(
+            CapabilityError, match=r"rejected a public probe.*at most 0.*LangChainBackend\(llm, max_top_k"
+        ):
+            as_backend(model)
+        assert [options["top_logprobs"] for options in model.seen] == [20, 10, 5, 2]
+
+    def test_refuses_a_single_token_unless_it_is_asked_for(self) -> None:
+        model = ScriptedChat(answer=fixed({" w": 0.9}))
+        with pytest.raises(CapabilityError, match=r"LangChainBackend\(llm, max_top_k=1\)"):
+            as_backend(model)
+        assert LangChainBackend(model, max_top_k=1).max_top_k == 1
+
+    def test_holds_the_server_to_a_number_that_was_given(self) -> None:
+        with pytest.raises(CapabilityError, match=r"LangChainBackend\(llm, max_top_k=5\)"):
+            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))), max_top_k=20)
         assert LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))), max_top_k=5).max_top_k == 5
+        model, _ = rejecting("chat", 10)
+        with pytest.raises(CapabilityError, match="at most 10"):
+            LangChainBackend(model, max_top_k=20)
+        assert len(model.seen) == 1
+
+    def test_lets_the_front_rooms_take_a_model_that_reports_five(self) -> None:
+        model = ScriptedLLM(answer=fixed(spread([" yes", " no", " a", " b", "\n"])))
+        scores = LabelClassifier(model, labels=["yes", "no"], calibrate=False).score(["is it?"])
+        assert scores[0, 0] > scores[0, 1]
+        template = DPFewShotPromptTemplate.from_private_examples(
+            PrivateExamples([{"text": f"case {number}"} for number in range(40)], public_size=40),
+            llm=model,
+            budget=Budget(epsilon=8.0, delta=1e-3),
+            epsilon=8.0,
+            example_prompt=PromptTemplate.from_template("text: {text}"),
+            suffix="text: {input}",
+            max_tokens=2,
+        )
+        assert set(template.examples[0]["text"].split()) <= {"yes", "no", "a", "b"}
+
+    @pytest.mark.parametrize("error", [ConnectionError("refused"), StatusError("loading", status_code=503)])
+    def test_says_soon_that_a_server_cannot_be_reached(self, error: Exception) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error})
+        started = time.monotonic()
+        with pytest.raises(ModelCallError, match=rf"could not be reached.*{type(error).__name__}"):
+            as_backend(model)
+        assert time.monotonic() - started < 5.0
+        assert len(model.seen) == 2
+
+    def test_waits_once_for_a_busy_server_but_not_as_long_as_the_provider_likes(self) -> None:
+        error = StatusError("slow down", status_code=429)
+        error.response = type("Response", (), {"headers": {"retry-after": "60"}, "status_code": 429})()  # type: ignore[attr-defined]
+        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error}, times={"Quartz": 1})
+        started = time.monotonic()
+        assert LangChainBackend(model, retry=RetryPolicy(max_wait=0.01)).max_top_k == 20
+        assert time.monotonic() - started < 1.0
+
+    def test_has_all_the_patience_with_an_answer_that_another_try_may_better(self) -> None:
+        payloads = iter([None] * 5)
+        model = ScriptedChat(answer=ANSWERS, payload=lambda tops: next(payloads, chat_payload(tops)))
+        assert as_backend(model).max_top_k == 20
+        assert len(model.seen) == 6
 
     @pytest.mark.parametrize("first", ["Qu", "Quartz", "h", "Hum"])
     def test_refuses_a_chat_that_starts_a_new_message(self, first: str) -> None:
@@ -387,6 +541,12 @@ class TestSmallThings:
         assert LangChainBackend(MODELS["chat"]).name == "scripted-chat"
         assert LangChainBackend(MODELS["completion"]).name == "ScriptedLLM"
 
+    def test_it_shows_its_public_settings(self) -> None:
+        engine = LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:7]))), continuation="instruct")
+        assert repr(engine) == "LangChainBackend('scripted-chat', continuation='instruct', max_top_k=7)"
+        whole = LangChainBackend(ScriptedLLM(answer=fixed(spread(WORDS, mass=0.9999))), full_vocabulary=20)
+        assert repr(whole) == "LangChainBackend('ScriptedLLM', continuation='completion', max_top_k=None)"
+
     def test_tokens_are_counted_by_their_bytes_or_as_told(self, backend: LangChainBackend) -> None:
         assert backend.count_tokens("é a") == 4
         assert LangChainBackend(MODELS["chat"], count_tokens=lambda text: len(text.split())).count_tokens("a b") == 2
@@ -422,6 +582,31 @@ class TestAsBackend:
         model = Carrying(answer=ANSWERS, backend=fake)
         assert as_backend(model) is fake
         assert as_backend(model.bind(stop=["x"])) is fake
+
+    @pytest.mark.parametrize("model", [EmbeddedLLM(), ChatEmbedded(), ScriptedChat(answer=ANSWERS)], ids=type)
+    def test_refuses_a_wrapper_that_chooses_a_model_for_each_call(self, model: Any) -> None:
+        field = "max_tokens" if "max_tokens" in type(model).model_fields else "model_name"
+        for wrapped in (
+            model.with_fallbacks([model]),
+            model.configurable_fields(**{field: ConfigurableField(id="x")}),
+            model.configurable_alternatives(ConfigurableField(id="y"), other=model),
+        ):
+            for held in (wrapped, wrapped.bind(stop=["x"])):
+                with pytest.raises(CapabilityError, match="pass the model itself"):
+                    as_backend(held)
+                with pytest.raises(UnsilencableModelError, match="pass the model itself"):
+                    LangChainBackend(held)
+
+    def test_takes_the_engine_that_an_object_carries_on_purpose(self) -> None:
+        class Holder:
+            backend = FakeBackend(scripted(), max_top_k=1)
+
+        assert as_backend(Holder()) is Holder.backend
+
+    def test_takes_the_embedded_engine_through_bindings_and_retries(self) -> None:
+        for model in (EmbeddedLLM(), ChatEmbedded()):
+            held = model.bind(stop=["x"]).with_config(tags=["y"]).with_retry()
+            assert as_backend(held) is unwrap(held)[0].backend is model.backend
 
     @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
     def test_adapts_langchain_models(self, kind: type) -> None:
