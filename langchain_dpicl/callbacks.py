@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, SupportsIndex
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config, get_callback_manager_for_config
 from langchain_core.tracers.context import register_configure_hook
 
@@ -79,9 +79,29 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         return handler
 
     @property
+    def epsilon(self) -> float:
+        """Limit of the whole ledger."""
+        return self.budget.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Limit of the whole ledger."""
+        return self.budget.delta
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation of everything on the ledger."""
+        return self.budget.adjacency
+
+    @property
     def remaining_epsilon(self) -> float:
         """Epsilon not yet promised to a share."""
         return self.budget.remaining_epsilon
+
+    @property
+    def remaining_delta(self) -> float:
+        """Delta not yet promised to a share."""
+        return self.budget.remaining_delta
 
     def report(self) -> PrivacyReport:
         """Returns what was promised to whom; see `Budget.report`."""
@@ -156,7 +176,7 @@ def get_privacy_budget_callback(
       The handler; its `report()` stays readable after the block.
 
     Raises:
-      ConfigurationError: neither limits nor a handler, or both.
+      ConfigurationError: neither limits nor a handler, both, or a handler of another type.
 
     Example:
       >>> with get_privacy_budget_callback(epsilon=1.0, delta=1e-6) as budget:
@@ -169,7 +189,8 @@ def get_privacy_budget_callback(
     if handler is None:
         active = PrivacyBudgetCallbackHandler(epsilon or 0.0, delta or 0.0, adjacency=adjacency, store=store, name=name)
     else:
-        active = PrivacyBudgetCallbackHandler.from_budget(handler) if isinstance(handler, Budget) else handler
+        held = _budget_of(handler, "handler")
+        active = PrivacyBudgetCallbackHandler.from_budget(held) if isinstance(handler, Budget) else handler
     token = _ACTIVE.set(active)
     try:
         yield active
@@ -191,20 +212,20 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
       NoPrivacyBudgetError: none was given, found in the config or active in the context.
       PrivacyBudgetMismatchError: the constructor's budget is not the one in the config or context, or the config
         holds several.
-      ConfigurationError: `budget` is neither a budget nor a handler.
+      ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
-    given = None if budget is None else _budget_of(budget)
-    found = _budgets_in(config)
+    given = None if budget is None else _budget_of(budget, "budget")
+    found, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()
     if not found and active is not None:
-        found = {active.budget.ledger_id: active.budget}
+        found, place = {active.budget.ledger_id: active.budget}, "the block of get_privacy_budget_callback"
     if given is not None:
         if found and given.ledger_id not in found:
-            msg = f"budget: expected {given.name!r} of the constructor, found {_names(found)} in the config or context."
+            msg = f"budget: expected {_name(given)}, given to the constructor, found {_names(found)} in {place}."
             raise PrivacyBudgetMismatchError(msg + " Pass the same budget in both places, or in one.")
         return given
     if len(found) > 1:
-        msg = f"budget: expected one budget in the config, found {_names(found)}. Give the component budget=."
+        msg = f"budget: expected one budget, found {_names(found)} in {place}. Give the component budget=."
         raise PrivacyBudgetMismatchError(msg)
     if not found:
         msg = (
@@ -228,22 +249,32 @@ def record_event(name: str, data: Mapping[str, Any], config: RunnableConfig | No
         manager.on_custom_event(name, dict(data), run_id=manager.parent_run_id)
 
 
-def _budget_of(given: Any) -> Budget:
+def _budget_of(given: Any, name: str) -> Budget:
     if isinstance(given, Budget):
         return given
     if isinstance(given, PrivacyBudgetCallbackHandler):
         return given.budget
-    msg = f"budget: expected a PrivacyBudgetCallbackHandler or a Budget, found {type(given).__name__}."
+    msg = f"{name}: expected a PrivacyBudgetCallbackHandler or a Budget, found {type(given).__name__}."
     raise ConfigurationError(msg)
 
 
 def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, Budget]:
     """Returns the budgets among the config's handlers, by ledger."""
+    if config is not None and not isinstance(config, Mapping):
+        msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
+        raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
     callbacks = ensure_config(config).get("callbacks")  # type: ignore[arg-type]
+    if callbacks is not None and not isinstance(callbacks, (list, BaseCallbackManager)):
+        msg = f"config['callbacks']: expected a list of handlers or a manager, found {type(callbacks).__name__}."
+        raise ConfigurationError(msg)
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", [])
     budgets = [handler.budget for handler in handlers if isinstance(handler, PrivacyBudgetCallbackHandler)]
     return {budget.ledger_id: budget for budget in budgets}
 
 
-def _names(found: Mapping[str, Budget]) -> list[str]:
-    return sorted(budget.name for budget in found.values())
+def _name(budget: Budget) -> str:
+    return f"{budget.name!r} (ledger {budget.ledger_id})"
+
+
+def _names(found: Mapping[str, Budget]) -> str:
+    return " and ".join(sorted(map(_name, found.values())))

@@ -32,6 +32,7 @@ class ReleasedDemonstrations:
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and formatting them is free post-processing.
       - What `report` claims is carried, not checked: a file vouches for its examples as far as its sender does.
+        `verify_report(released)` recomputes it; a signature over the file is the sender's matter.
 
     Args:
       examples: one `dict[str, str]` (field name to text) per demonstration, in the order of release.

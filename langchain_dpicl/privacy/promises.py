@@ -6,6 +6,7 @@ draws, reads or releases anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,16 +15,26 @@ from typing import Any
 
 from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
-from langchain_dpicl.privacy.amounts import exact, round_down
+from langchain_dpicl.privacy.amounts import exact, round_down, round_up
 from langchain_dpicl.privacy.desk import Desk, Standing, check_same_terms, exceeded
 from langchain_dpicl.privacy.ledger_state import LedgerState
-from langchain_dpicl.privacy.tickets import Component, ShareTerms, event_of_components, price
+from langchain_dpicl.privacy.tickets import (
+    Component,
+    ShareTerms,
+    event_of_components,
+    implementation_delta_of,
+    price,
+)
 
 # A request this little above what remains is float arithmetic (0.1 + 0.2); it gets what remains, never more.
 ROUNDING_SLACK = Fraction(1, 10**12)
 
 # The part of delta that a share gets at least when it asks for no epsilon: some shares cost next to none.
 MIN_PROPORTION = 1e-3
+
+# A joint plan's delta is looked for with so many prices, and to this relative distance.
+PROPORTION_STEPS = 10
+PROPORTION_TOLERANCE = 1e-6
 
 _OPEN_PLANS: ContextVar[tuple[JointPlan, ...]] = ContextVar("dpicl_open_plans", default=())
 
@@ -194,7 +205,7 @@ class JointPlan:
 
     Attributes:
       promises: whose plan it is.
-      delta: the joint delta that was asked for; None: the sum of the components' deltas.
+      delta: the joint delta that was asked for; None: the one in proportion to the joint epsilon.
       open: whether the block is still running.
       standing: the joint share.
     """
@@ -238,12 +249,54 @@ class JointPlan:
         components = tuple(self._components.values())
         if not components:
             return
-        delta = self.delta
-        if delta is None:
-            delta = round_down(sum((exact(component.delta or 0.0) for component in components), Fraction(0)))
+        delta = self._proportional_delta(components) if self.delta is None else self.delta
         _, delta = self.promises.fit(self._epsilon, delta, set(self._components))
-        terms = self.promises.priced(components, epsilon=self._epsilon, delta=delta, joint=True)
+        epsilon = self._charge(components, delta) if self._epsilon is None and self.delta is None else self._epsilon
+        terms = self.promises.priced(components, epsilon=epsilon, delta=delta, joint=True)
         self.promises.set_aside(terms, self.standing)
+
+    def _proportional_delta(self, components: Sequence[Component]) -> float:
+        """Returns the least delta in proportion to the joint epsilon, at most the sum of the components' deltas.
+
+        The cost falls with delta, so the least one lies between any delta and the proportion of the cost at it: every
+        price narrows the range from both sides.
+        """
+        most = round_down(sum((exact(component.delta or 0.0) for component in components), Fraction(0)))
+        gap = exact(implementation_delta_of(components))
+        low, high = round_up(gap + (exact(most) - gap) * exact(MIN_PROPORTION)), most
+        if most > self.promises.desk.header.delta:
+            return most  # the caller refuses it
+        if self._epsilon is not None:
+            fair = min(self._proportion(self._epsilon), most)
+            return fair if fair >= low and self._cost(components, fair) <= self._epsilon else most
+        at = most
+        for step in range(PROPORTION_STEPS):
+            fair = self._proportion(self._cost(components, at))
+            low, high = max(low, min(at, fair)), min(high, max(at, fair))
+            if high <= low * (1 + PROPORTION_TOLERANCE):
+                break
+            # Going on from the proportion is fast where the cost hardly moves; the middle narrows always.
+            at = math.sqrt(low * high) if step % 3 == 2 else min(max(fair, low), high)
+        # At the sum itself a plan never costs more than its shares: rounding must not push it above.
+        if high > most * (1 - 2 * PROPORTION_TOLERANCE):
+            return most
+        cost = self._cost(components, high)
+        fair = max(self._proportion(cost), low)
+        return fair if self._cost(components, fair) <= cost * (1 + PROPORTION_TOLERANCE) else high
+
+    def _charge(self, components: Sequence[Component], delta: float) -> float | None:
+        """Returns the epsilon in proportion to `delta` where that is what the cost was rounded to; None: the cost."""
+        limits = self.promises.desk.header
+        charge = exact(limits.epsilon) * exact(delta) / exact(limits.delta)
+        shares = sum((exact(component.epsilon or 0.0) for component in components), Fraction(0))
+        return round_up(charge) if exact(self._cost(components, delta)) < charge <= shares else None
+
+    def _cost(self, components: Sequence[Component], delta: float) -> float:
+        return price(components, delta=delta, adjacency=self.promises.desk.header.adjacency, opinions=False)[0]
+
+    def _proportion(self, epsilon: float) -> float:
+        limits = self.promises.desk.header
+        return round_down(exact(limits.delta) * exact(min(epsilon, limits.epsilon)) / exact(limits.epsilon))
 
     def __repr__(self) -> str:
         return f"JointPlan(components={list(self._components)}, open={self.open})"

@@ -9,23 +9,25 @@ import copy
 import hashlib
 import importlib.metadata
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_real
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_real
 from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, Book, own_cost, same, shown_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, ShareTerms, event_of_components, price
+from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 REPORT_FORMAT = 1
 PACKAGE = "langchain-dpicl"
 
-# Two machines may sum the same profile in another order; a lie of this relative size would not matter.
-RECOMPUTE_TOLERANCE = 1e-9
+PROVED_EPSILON = 32.0
 
 ADJACENCY_WORDS = {
     "add_remove": "two data sets are neighbours if one is the other without one unit",
@@ -41,6 +43,18 @@ ASSUMED_PUBLIC = (
     "the tickets of each share: events, rates, noise and maximum counts",
     "queries and their number",
 )
+NOISE_GAP = (
+    "The declared gap between ideal and drawn noise is proved for a total epsilon of at most 32 "
+    "(docs/proofs/randomness.md)."
+)
+NOISE_GAP_OPEN = " This ledger's limit is above: float effects are NOT covered beyond a total epsilon of 32."
+DIGEST_MEANS = (
+    "The digest is no signature: it catches accidents, and whoever rewrites the whole report can write a fitting one. "
+    "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
+)
+INSTRUCTION_ONLY = "instruction only"
+
+_UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +129,11 @@ class PrivacyReport:
                 "storage": self.storage,
             },
             "adjacency": self.ledger.adjacency,
-            "adjacency_means": ADJACENCY_WORDS[self.ledger.adjacency],
             "limits": {"epsilon": self.ledger.epsilon, "delta": self.ledger.delta},
             "promised": {"epsilon": self.epsilon, "delta": self.delta},
             "datasets": [dict(dataset) for dataset in self.datasets],
             "shares": [share.to_dict() for share in self.shares],
-            "assumed_public": list(ASSUMED_PUBLIC),
-            "trust": TRUST,
+            **_words_of(self.ledger.adjacency, self.ledger.epsilon),
         }
         return copy.deepcopy({**data, "digest": _digest(data)})
 
@@ -140,7 +152,7 @@ class PrivacyReport:
         yield f"  promised  epsilon {self.epsilon:g}, delta {self.delta:g} (an upper bound)"
         yield f"  adjacency {limits.adjacency}: {ADJACENCY_WORDS[limits.adjacency]}"
         for dataset in self.datasets:
-            yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {_words(dataset)}"
+            yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {_size(dataset)}"
         yield ""
         yield f"  {'share':<28}{'epsilon':>12}{'delta':>12}  tickets"
         for share in self.shares:
@@ -150,6 +162,8 @@ class PrivacyReport:
         yield ""
         yield "  Assumed public: " + "; ".join(ASSUMED_PUBLIC) + "."
         yield "  " + TRUST
+        yield "  " + _words_of(limits.adjacency, limits.epsilon)["noise_gap"]
+        yield "  " + DIGEST_MEANS
         if not self.durable:
             yield "  This ledger dies with its process: after a restart nothing remembers what was spent."
 
@@ -157,7 +171,18 @@ class PrivacyReport:
         return self.to_text()
 
 
-def _words(dataset: Mapping[str, Any]) -> str:
+def _words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
+    """Returns the sentences of a report whose ledger has these limits."""
+    return {
+        "adjacency_means": ADJACENCY_WORDS[adjacency],
+        "assumed_public": list(ASSUMED_PUBLIC),
+        "trust": TRUST,
+        "noise_gap": NOISE_GAP + (NOISE_GAP_OPEN if epsilon > PROVED_EPSILON else ""),
+        "digest_means": DIGEST_MEANS,
+    }
+
+
+def _size(dataset: Mapping[str, Any]) -> str:
     size = dataset["public_size"]
     return str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
 
@@ -184,13 +209,25 @@ def _tickets(component: Component) -> str:
     return text + (f" over {labels} labels" if labels else "")
 
 
+class CarriesReport(Protocol):
+    """Something released that carries the report of its cost, for instance `ReleasedDemonstrations`."""
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """The JSON-able report."""
+
+
+Reported: TypeAlias = str | bytes | Mapping[str, Any] | PrivacyReport | CarriesReport
+
+
 @dataclass(frozen=True, slots=True)
 class VerifiedReport:
     """What a verifier found.
 
     Attributes:
-      epsilon: sum of the recomputed costs of all shares; infinite where one could not be recomputed.
-      delta: sum of the deltas they were recomputed at.
+      epsilon: sum of the recomputed costs of all shares (of a release: the cost of its own share); infinite where one
+        could not be recomputed or nothing is protected.
+      delta: sum of the deltas they were recomputed at (of a release: its own).
       ok: whether nothing is wrong.
       problems: what is wrong, in words.
     """
@@ -201,50 +238,110 @@ class VerifiedReport:
     problems: tuple[str, ...]
 
 
-def verify_report(report: str | Mapping[str, Any]) -> VerifiedReport:
-    """Recomputes a report: every share's event from its tickets, every epsilon from its event, and the sums.
+def verify_report(report: Reported) -> VerifiedReport:
+    """Recomputes a report: events from tickets, prices from events, sums, and what is shown beside them.
 
     Formal guarantees:
-      - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, sums and
-        digest are right. It says nothing about whether the ledger was used as the report says: for that, keep the
-        ledger and call `Budget.verify`.
+      - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
+        1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets.
+      - It does not mean that the report is genuine. The digest is no signature: it catches accidents, a forger can
+        rewrite a whole report. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
+      - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
 
     Args:
-      report: JSON text of `PrivacyReport.to_json`, or the mapping of `to_dict`.
+      report: JSON text, mapping or object of a `PrivacyReport`; or a release: `ReleasedDemonstrations`, its `report`,
+        a template's `privacy_report`, or the text of a saved release.
 
     Raises:
-      ConfigurationError: the text is not a JSON object.
+      ConfigurationError: it is none of these.
     """
     data = _parse(report)
-    problems: list[str] = []
-    costs: list[float] = []
-    deltas: list[float] = []
-    try:
-        problems += _header_problems(data)
-        adjacency = check_adjacency(data["adjacency"])
-        for item in data["shares"]:
-            terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
-            cost, found = _share_problems(terms, adjacency, data["datasets"])
-            problems += found
-            costs.append(cost)
-            deltas.append(terms.delta)
-    except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        problems.append(f"the report cannot be read: {type(error).__name__}: {error}")
-        costs.append(float("inf"))
-    finite = all(cost < float("inf") for cost in costs)
-    return VerifiedReport(_sum(costs) if finite else float("inf"), _sum(deltas), not problems, tuple(problems))
+    if "report_format" in data:
+        return _verify_budget(data)[0]
+    if "budget" in data:
+        return _verify_release(data)
+    if "baseline" in data or data.get("private") is False:
+        return _verify_baseline(data)
+    raise _no_report(f"an object with the keys {sorted(map(str, data))}")
 
 
-def _parse(report: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    data: Any = report
-    if isinstance(report, str):
+def _parse(report: Any) -> Mapping[str, Any]:
+    data = report
+    if isinstance(report, PrivacyReport):
+        data = report.to_dict()
+    elif isinstance(report, (str, bytes)):
         try:
             data = json.loads(report)
-        except ValueError:
-            data = None
+        except (ValueError, RecursionError):
+            raise _no_report("text that is not JSON") from None
+    elif not isinstance(report, Mapping):
+        data = getattr(report, "report", None)
+    if isinstance(data, Mapping) and {"examples", "report"} <= set(data):
+        data = data["report"]
     if not isinstance(data, Mapping):
-        raise ConfigurationError("report: expected the JSON object of a PrivacyReport, found something else.")
+        raise _no_report(type(report).__name__)
     return data
+
+
+def _no_report(found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"report: expected a PrivacyReport, its JSON, or a release with its report, found {found}. "
+        "Give budget.report(), prompt.privacy_report or the released demonstrations."
+    )
+
+
+def _verify_baseline(data: Mapping[str, Any]) -> VerifiedReport:
+    name = data.get("baseline")
+    if name == INSTRUCTION_ONLY and data.get("epsilon") == 0 and data.get("delta") == 0:
+        return VerifiedReport(0.0, 0.0, ok=True, problems=())
+    return VerifiedReport(math.inf, 0.0, ok=False, problems=(f"not private: baseline {name!r}, epsilon is infinite",))
+
+
+def _verify_release(data: Mapping[str, Any]) -> VerifiedReport:
+    """Verifies the ledger's report inside, and that the release claims what its own share is charged."""
+    inner, name = data["budget"], data.get("component")
+    if not isinstance(inner, Mapping):
+        raise _no_report(f"a release whose 'budget' is {type(inner).__name__}")
+    whole, shares = _verify_budget(inner)
+    problems = list(whole.problems)
+    terms, cost = shares.get(name if isinstance(name, str) else "", (None, math.inf))
+    if terms is None:
+        problems.append(f"component: expected a share of the ledger's report, found {name!r}")
+        return VerifiedReport(math.inf, whole.delta, ok=False, problems=tuple(problems))
+    charged = {"private": True, "epsilon": terms.epsilon, "delta": terms.delta, "adjacency": inner["adjacency"]}
+    partition = next(component.partition for component in terms.components if component.name == name)
+    expected = charged if partition is None else {**charged, "dataset_id": partition}
+    for key, value in expected.items():
+        if data.get(key) != value:
+            problems.append(f"{key}: expected {value!r}, as in the share of {name!r}, found {data.get(key)!r}")
+    epsilon = cost if whole.epsilon < math.inf else math.inf
+    return VerifiedReport(epsilon, terms.delta, not problems, tuple(problems))
+
+
+def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, tuple[ShareTerms, float]]]:
+    """Returns what is wrong, and the terms and recomputed cost of every component's share."""
+    problems: list[str] = []
+    shares: list[tuple[ShareTerms, float]] = []
+    try:
+        problems.extend(_header_problems(data))
+        adjacency = check_adjacency(data["adjacency"])
+        datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
+        book = Book(adjacency, datasets, data["version"] == _version())
+        problems.extend(_delta_problems(data, datasets))
+        for item in data["shares"]:
+            terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
+            cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)
+            shares.append((terms, cost))
+            problems.extend(_share_problems(terms, cost, book))
+        read = all(cost < math.inf for _, cost in shares)
+    except _UNREADABLE as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        problems.append(f"the report cannot be read: {why}")
+        read = False
+    named = {component.name: share for share in reversed(shares) for component in share[0].components}
+    epsilon = _sum(cost for _, cost in shares) if read else math.inf
+    delta = _sum(terms.delta for terms, _ in shares)
+    return VerifiedReport(epsilon, delta, not problems, tuple(problems)), named
 
 
 def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
@@ -252,30 +349,63 @@ def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"report_format: expected {REPORT_FORMAT}, found {data['report_format']!r}"
     if data["digest"] != _digest({key: value for key, value in data.items() if key != "digest"}):
         yield "digest: the report was changed after it was made"
-    for name in ("epsilon", "delta"):
+    limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
+    for name, limit in limits.items():
         total = _sum(check_real(name, share[name], low=0.0) for share in data["shares"])
         if data["promised"][name] != total:
             yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
-        if exact(total) > exact(data["limits"][name]):
-            yield f"limits: shares add to {name} {total!r}, above {data['limits'][name]!r}"
+        if exact(total) > exact(limit):
+            yield f"limits: shares add to {name} {total!r}, above {limit!r}"
+    if data["version"] == _version():
+        for name, words in _words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
+            if data[name] != words:
+                yield f"{name}: not the words of this version"
 
 
-def _share_problems(
-    terms: ShareTerms, adjacency: Adjacency, datasets: Sequence[Mapping[str, Any]]
-) -> tuple[float, list[str]]:
+def _declaration(data: Mapping[str, Any]) -> Declaration:
+    """Rebuilds a data set's declaration through the checks it passed at first."""
+    given = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
+    return make_declaration(**given, labels=data["labels"] or None, fields=data["extra_fields"])
+
+
+def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]) -> Iterator[str]:
+    for item, declared in zip(data["datasets"], datasets.values(), strict=True):
+        if declared.to_dict() != item:
+            yield f"datasets: {declared.dataset_id!r} is not described by its own declaration"
+        if data["limits"]["delta"] > 1 / (10 * declared.total_size):
+            yield f"limits: delta is above 1/(10 * public_size) of {declared.dataset_id!r}"
+
+
+def _share_problems(terms: ShareTerms, cost: float, book: Book) -> Iterator[str]:
     names = ", ".join(component.name for component in terms.components)
-    problems = []
     if terms.event != event_of_components(terms.components):
-        problems.append(f"{names}: the event is not the one of its tickets")
-    declared = {dataset["dataset_id"]: set(dataset["labels"]) for dataset in datasets}
-    for component in terms.components:
-        labels = {ticket.label for ticket in component.tickets} - {None}
-        if labels and not labels <= declared.get(component.partition or "", set()):
-            problems.append(f"{names}: its labels are not declared by a data set of the report")
-    cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)
+        yield f"{names}: the event is not the one of its tickets"
+    if len(terms.components) != 1 and not terms.joint:
+        yield f"{names}: one share of several components is not said to be a joint plan"
     if cost > terms.epsilon * (1 + RECOMPUTE_TOLERANCE):
-        problems.append(f"{names}: charged epsilon {terms.epsilon!r}, but its tickets cost up to {cost!r}")
-    return cost, problems
+        yield f"{names}: charged epsilon {terms.epsilon!r}, but its tickets cost up to {cost!r}"
+    stated = terms.pricing["epsilon"]
+    if book.misstated(stated, cost) or stated > terms.epsilon:
+        yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
+    for component in terms.components:
+        for check in (_asked_problems(component, terms, book), shown_problems(component, book)):
+            yield from (f"{component.name}: {problem}" for problem in check)
+
+
+def _asked_problems(component: Component, terms: ShareTerms, book: Book) -> Iterator[str]:
+    labels = {ticket.label for ticket in component.tickets} - {None}
+    declared = book.datasets.get(component.partition or "")
+    if labels and not (declared and labels <= set(declared.labels)):
+        yield "its labels are not declared by a data set of the report"
+    if not terms.joint:
+        for name in ("epsilon", "delta"):
+            asked, charged = getattr(component, name), getattr(terms, name)
+            if asked is not None and not same(asked, charged):
+                yield f"asked for {name} {asked!r}, charged {charged!r}"
+    elif component.epsilon is not None and component.delta is not None:
+        cost = own_cost(component, book)
+        if cost > component.epsilon * (1 + RECOMPUTE_TOLERANCE):
+            yield f"asked for epsilon {component.epsilon!r} at its delta, but its tickets cost up to {cost!r}"
 
 
 def _sum(values: Any) -> float:

@@ -19,6 +19,8 @@ from langchain_dpicl import (
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    demonstrations_from_instruction,
+    real_demonstrations_without_privacy,
     verify_report,
 )
 
@@ -153,3 +155,33 @@ def test_the_stock_class_would_have_failed_where_ours_does_not() -> None:
         stock.format(input="q")
     ours = DPFewShotPromptTemplate(examples=[hostile], example_prompt=EXAMPLE, suffix="{input}")
     assert '{"a": 1}' in ours.format(input="q")
+
+
+class TestAReleasedReport:
+    """What travels with released demonstrations can be verified, and an edit of it shows."""
+
+    def test_verifies_as_it_is(self, prompt: DPFewShotPromptTemplate) -> None:
+        for form in (prompt.privacy_report, prompt.released, prompt.released.to_json()):
+            assert verify_report(form).ok
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda report: report.update(epsilon=0.001),
+            lambda report: report.update(delta=1e-12),
+            lambda report: report.update(adjacency="replace_one"),
+            lambda report: report["budget"]["shares"][0]["components"][0]["public"].update(noise_multiplier=99.0),
+            lambda report: report["budget"]["datasets"][0]["public_size"].update(transfer=4),
+        ],
+    )
+    def test_an_edit_shows(self, edit: Any, prompt: DPFewShotPromptTemplate) -> None:
+        report = json.loads(json.dumps(prompt.privacy_report))
+        edit(report)
+        assert not verify_report(report).ok
+
+    def test_baselines_verify_as_what_they_are(self) -> None:
+        public = demonstrations_from_instruction(llm=EmbeddedLLM(), instruction="Questions.", max_tokens=3)
+        assert verify_report(public).ok
+        assert verify_report(public).epsilon == 0.0
+        real = real_demonstrations_without_privacy(private_examples())
+        assert not verify_report(real).ok

@@ -292,3 +292,17 @@ def test_an_observers_own_error_is_not_swallowed_here() -> None:
 
     with pytest.raises(RuntimeError, match="the observer's own"):
         RunnableLambda(refuse).invoke(0, {"callbacks": [Loud()]})
+
+
+def test_a_handler_shows_the_numbers_of_its_budget() -> None:
+    handler = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6, adjacency="replace_one")
+    assert (handler.epsilon, handler.delta, handler.adjacency) == (4.0, 1e-6, "replace_one")
+    handler.gdp_pool("pool", epsilon=1.0)
+    assert handler.remaining_epsilon == 3.0
+    assert handler.remaining_delta == pytest.approx(7.5e-7)
+
+
+@pytest.mark.parametrize("config", [5, "x", ["y"]])
+def test_a_config_of_another_type_is_refused(config: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        resolve_budget(None, config)

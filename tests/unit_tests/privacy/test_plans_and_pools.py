@@ -57,7 +57,7 @@ def test_components_of_a_plan_are_charged_together(priced: list[Any], monkeypatc
         assert plan.components == ("c", "d")
         assert ledger.remaining_epsilon == 4.0
     assert plan.epsilon == first.epsilon == second.epsilon == 1.5
-    assert first.delta == pytest.approx(7.5e-7)
+    assert first.delta == pytest.approx(3.75e-7), "in proportion to the joint epsilon, not the sum of both"
     assert priced[-1][0] == ComposedEvent((first.event, second.event))
     assert ledger.remaining_epsilon == 2.5
     first.reserve("t")
@@ -100,8 +100,24 @@ def test_real_accountants_make_a_plan_cheaper_than_its_shares() -> None:
             ledger.declare(name, tickets=items, epsilon=1.0)
     assert plan.epsilon is not None
     assert 1.0 < plan.epsilon < 2.0
-    together = accounting.gdp_epsilon(np.sqrt(60) / noise, 7.5e-7)
+    share = ledger.report().to_dict()["shares"][0]
+    assert share["delta"] == pytest.approx(1e-6 * plan.epsilon / 4.0, rel=1e-3)
+    together = accounting.gdp_epsilon(np.sqrt(60) / noise, share["delta"])
     assert plan.epsilon == pytest.approx(together, rel=1e-3)
+
+
+def test_what_a_plan_saves_can_be_spent_at_the_default_delta() -> None:
+    ledger = budget()
+    noise = accounting.calibrate(
+        lambda x: RepeatedEvent(GaussianEvent(x), 20), epsilon=1.0, delta=2.5e-7, adjacency="add_remove"
+    )
+    with ledger.plan():
+        for name in "abc":
+            ledger.declare(name, tickets=(Ticket("t", GaussianEvent(noise), max_count=20),), epsilon=1.0)
+    rest = ledger.remaining_epsilon
+    assert rest > 2.0
+    pool = ledger.gdp_pool("rest", epsilon=rest)
+    assert pool.delta == pytest.approx(1e-6 * rest / 4.0)
 
 
 def test_a_component_cannot_run_while_its_plan_is_open(priced: Any) -> None:

@@ -295,3 +295,35 @@ def test_the_version_is_unknown_where_the_package_is_not_installed(monkeypatch: 
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     assert Budget(epsilon=1.0, delta=1e-6).report().version == "unknown"
+
+
+def other_noise_shown(data: dict[str, Any]) -> None:
+    share_named(data, "few-shot")["components"][0]["public"]["noise_multiplier"] = 4.0
+
+
+def cheaper_pricing(data: dict[str, Any]) -> None:
+    share_named(data, "few-shot")["pricing"]["epsilon"] /= 2
+
+
+def delta_above_what_the_data_allow(data: dict[str, Any]) -> None:
+    data["limits"]["delta"] = 0.9
+
+
+@pytest.mark.parametrize("tamper", [other_noise_shown, cheaper_pricing, delta_above_what_the_data_allow])
+def test_numbers_shown_beside_the_events_have_to_fit_them(
+    tamper: Callable[[dict[str, Any]], None], report: PrivacyReport
+) -> None:
+    data = report.to_dict()
+    tamper(data)
+    assert not verify_report(resigned(data)).ok
+
+
+@pytest.mark.parametrize(
+    "form", [lambda r: r, lambda r: r.to_json(), lambda r: r.to_json().encode(), lambda r: r.to_dict()]
+)
+def test_a_report_verifies_in_every_form(form: Callable[[PrivacyReport], Any], report: PrivacyReport) -> None:
+    assert verify_report(form(report)).ok
+
+
+def test_a_limit_beyond_the_proof_of_the_noise_gap_is_said() -> None:
+    assert "32" in Budget(epsilon=33.0, delta=1e-6).report().to_text()

@@ -1,0 +1,127 @@
+"""What a component shows in a report, held against its tickets, its data set and its price. Knows no ledger or store.
+
+A report carries parameters for people beside the events that are priced; whoever edits one has to edit all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.privacy import events
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
+from langchain_dpicl.privacy.mechanisms import mechanism_by_name
+from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
+from langchain_dpicl.privacy.units import Declaration
+
+# Prices are rounded up at the seventh digit, which another machine's order of summation may move by one.
+RECOMPUTE_TOLERANCE = 2e-6
+# What is not priced but shown: the same decimals, or the same quotient.
+SHOWN_TOLERANCE = 1e-9
+
+# What the report of a token-by-token generation shows; then its tickets and noise gap follow from it.
+_GENERATION = {"adjacency", "candidates", "delta", "epsilon", "labels", "max_tokens", "mechanism", "noise_multiplier"}
+_DESIGN = {"num_slots", "shots_per_slot", "sampling", "overfill"}
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What every share of a report is held against."""
+
+    adjacency: Adjacency
+    datasets: Mapping[str, Declaration]
+    this_version: bool
+
+    def misstated(self, stated: Any, cost: float) -> bool:
+        """Whether a price is not the recomputed one; another version's may be higher, never lower."""
+        value = check_real("epsilon", stated, low=0.0)
+        too_high = self.this_version and value > cost * (1 + RECOMPUTE_TOLERANCE)
+        return too_high or value < cost * (1 - RECOMPUTE_TOLERANCE)
+
+
+def own_cost(component: Component, book: Book) -> float:
+    """Returns what a component's tickets cost by themselves, at its own delta."""
+    return price((component,), delta=check_delta(component.delta), adjacency=book.adjacency, opinions=False)[0]
+
+
+def shown_problems(component: Component, book: Book) -> Iterator[str]:
+    """Compares the parameters shown with the tickets, the data set and the prices."""
+    shown = component.public
+    noises = {noise for ticket in component.tickets for noise in map(_noise, event_parts(ticket.event)) if noise}
+    if noises and "noise_multiplier" in shown and not any(same(shown["noise_multiplier"], n) for n in noises):
+        yield f"shows noise_multiplier {shown['noise_multiplier']!r}, its tickets have {sorted(noises)}"
+    branches = shown.get("labels")
+    branches = [b for b in branches if isinstance(b, Mapping)] if isinstance(branches, list) else []
+    for branch in branches:
+        yield from _branch_problems(branch, component, book)
+    if _GENERATION | {"shots_per_label"} <= set(shown):
+        yield from _generation_problems(component, book)
+
+
+def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book) -> Iterator[str]:
+    label, shown = branch.get("label"), component.public
+    rate, size = branch.get("sampling_rate"), branch.get("public_size")
+    found = [ticket.event for ticket in component.tickets if ticket.label == label]
+    rates = {event.sampling_rate if isinstance(event, events.SubsampledEvent) else 1.0 for event in found}
+    if rate is not None and not (rates and all(same(rate, one) for one in rates)):
+        yield f"shows sampling_rate {rate!r} of label {label!r}, its tickets have {sorted(rates)}"
+    declared = book.datasets.get(component.partition or "")
+    if size is not None and (declared is None or size != _size_of(declared, label)):
+        yield f"shows public_size {size!r} of label {label!r}, which no data set of the report declares"
+    if rate is not None and size is not None and set(shown) >= _DESIGN:
+        overfill = 1 if shown["sampling"] == "fixed" else shown["overfill"]
+        drawn = shown["num_slots"] * shown["shots_per_slot"] * overfill
+        if not same(rate, min(1.0, drawn / size)):
+            yield f"shows sampling_rate {rate!r} of label {label!r}, its rows and public_size make {drawn / size!r}"
+
+
+def _generation_problems(component: Component, book: Book) -> Iterator[str]:
+    shown = component.public
+    mechanism = mechanism_by_name(shown["mechanism"])(noise_multiplier=shown["noise_multiplier"])
+    releases = shown["shots_per_label"] * sum(shown["max_tokens"].values())
+    by_label: dict[str | None, int] = {}
+    for ticket in component.tickets:
+        if type(mechanism.event) not in {type(part) for part in event_parts(ticket.event)}:
+            yield f"shows mechanism {mechanism.name!r}, ticket {ticket.template!r} is of another"
+        by_label[ticket.label] = by_label.get(ticket.label, 0) + ticket.max_count * _length(ticket)
+    if set(by_label.values()) != {releases} or {branch["label"] for branch in shown["labels"]} != set(by_label):
+        yield f"shows {releases} releases for each of its labels, its tickets allow {by_label}"
+    twice = 2 if book.adjacency == "replace_one" and len(by_label) > 1 else 1
+    gap = mechanism.implementation_delta(shown["candidates"]) + SecureRandom.implementation_delta("binomial")
+    if not same(component.implementation_delta, twice * (releases * gap)):
+        yield f"implementation_delta: expected {twice * releases * gap!r}, found {component.implementation_delta!r}"
+    if (shown["adjacency"], shown["delta"]) != (book.adjacency, component.delta):
+        yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
+    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
+        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def _length(ticket: Ticket) -> int:
+    """Returns the releases of one ticket: a block on one secret sample is repeated inside."""
+    inner = ticket.event.event if isinstance(ticket.event, events.SubsampledEvent) else ticket.event
+    return inner.count if isinstance(inner, events.RepeatedEvent) else 1
+
+
+def _noise(event: events.Event) -> float | None:
+    """Returns the noise multiplier behind an event; None where it has none."""
+    if isinstance(event, events.GaussianEvent):
+        return event.noise_multiplier
+    if isinstance(event, events.BoundedRangeEvent):
+        return 1 / event.bound
+    return 1 / event.epsilon if isinstance(event, events.PureEvent) else None
+
+
+def _size_of(declared: Declaration, label: str | None) -> int | None:
+    size = declared.public_size
+    if label is None:
+        return declared.total_size
+    return max(1, size // max(1, len(declared.labels))) if isinstance(size, int) else dict(size).get(label)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Returns whether both are numbers, and the same."""
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (left, right))
+    return numbers and math.isclose(left, right, rel_tol=SHOWN_TOLERANCE)
