@@ -170,7 +170,7 @@ class TestAStop:
 
     def test_the_check_sees_what_it_should(self) -> None:
         """The same look finds rows in a frame that holds them (a frame of the package, made for the purpose)."""
-        code = compile("def hold(rows):\n    raise ValueError\n", "langchain_dpicl/planted.py", "exec")
+        code = compile("def hold(rows):\n    raise ValueError\n", "<langchain_dpicl, planted>", "exec")
         names: dict[str, Any] = {}
         exec(code, names)  # noqa: S102
         with pytest.raises(ValueError) as caught:
