@@ -263,10 +263,11 @@ def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, 
     if config is not None and not isinstance(config, Mapping):
         msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
         raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
-    callbacks = ensure_config(config).get("callbacks")  # type: ignore[arg-type]
-    if callbacks is not None and not isinstance(callbacks, (list, BaseCallbackManager)):
-        msg = f"config['callbacks']: expected a list of handlers or a manager, found {type(callbacks).__name__}."
+    given = None if config is None else config.get("callbacks")
+    if given is not None and not isinstance(given, (list, BaseCallbackManager)):
+        msg = f"config['callbacks']: expected a list of handlers or a manager, found {type(given).__name__}."
         raise ConfigurationError(msg)
+    callbacks = ensure_config(config).get("callbacks")  # type: ignore[arg-type]
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", [])
     budgets = [handler.budget for handler in handlers if isinstance(handler, PrivacyBudgetCallbackHandler)]
     return {budget.ledger_id: budget for budget in budgets}

@@ -306,3 +306,47 @@ def test_a_handler_shows_the_numbers_of_its_budget() -> None:
 def test_a_config_of_another_type_is_refused(config: Any) -> None:
     with pytest.raises(ConfigurationError):
         resolve_budget(None, config)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta", "adjacency", "remaining_epsilon", "remaining_delta"])
+def test_the_numbers_of_a_handler_cannot_be_set(name: str) -> None:
+    held = handler()
+    with pytest.raises(AttributeError):
+        setattr(held, name, 9.0)
+
+
+def test_a_mismatch_names_both_ledgers_and_where_each_came_from() -> None:
+    mine, other = handler("shared"), handler("shared")
+    with pytest.raises(PrivacyBudgetMismatchError) as by_config:
+        resolve_budget(mine, {"callbacks": [other]})
+    with get_privacy_budget_callback(handler=other), pytest.raises(PrivacyBudgetMismatchError) as by_context:
+        resolve_budget(mine)
+    with pytest.raises(PrivacyBudgetMismatchError) as by_two:
+        resolve_budget(None, {"callbacks": [mine, other]})
+    given = f"expected 'shared' (ledger {mine.budget.ledger_id}), given to the constructor"
+    found = f"found 'shared' (ledger {other.budget.ledger_id})"
+    assert given in str(by_config.value)
+    assert f"{found} in the config's callbacks" in str(by_config.value)
+    assert given in str(by_context.value)
+    assert f"{found} in the block of get_privacy_budget_callback" in str(by_context.value)
+    assert mine.budget.ledger_id in str(by_two.value)
+    assert other.budget.ledger_id in str(by_two.value)
+
+
+def test_a_budget_in_place_of_a_config_is_refused_with_what_to_do() -> None:
+    held = handler()
+    for wrong in (5, held, held.budget):
+        with pytest.raises(ConfigurationError, match="budget="):
+            resolve_budget(None, wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [lambda h: (h,), lambda h: h, lambda _: 5, lambda _: "x"])
+def test_callbacks_of_another_type_are_refused_before_they_are_overlooked(wrap: Any) -> None:
+    with pytest.raises(ConfigurationError, match="callbacks"):
+        resolve_budget(None, {"callbacks": wrap(handler())})
+
+
+@pytest.mark.parametrize("wrong", [5, "budget", Listener()])
+def test_a_block_refuses_a_handler_of_another_type(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="handler"), get_privacy_budget_callback(handler=wrong):
+        pass

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 import langchain_dpicl.released as released_module
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.ledger import Budget, Ticket
+from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.released import FORMAT, VERSION, ReleasedDemonstrations, epsilon_of
 
 EXAMPLES = ({"text": 'braces {"a": 1} and {q}', "queue": "card"}, {"text": "", "queue": "überweisung €"})
@@ -215,3 +218,20 @@ def test_the_room_knows_only_the_standard_library_and_our_errors():
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
     assert foreign == {"langchain_dpicl.exceptions"}
+
+
+def test_a_release_and_its_file_are_verified_by_their_report(tmp_path):
+    honest = Budget(epsilon=1.0, delta=1e-6)
+    honest.declare("few-shot", tickets=[Ticket("t", PureEvent(0.5))], epsilon=0.5)
+    share = {"epsilon": 0.5, "delta": 5e-7, "adjacency": "add_remove", "component": "few-shot"}
+    budget = honest.report().to_dict()
+    first = released(report={"private": True, **share, "budget": budget})
+    first.save(tmp_path / "a.json")
+    for form in (first, ReleasedDemonstrations.load(tmp_path / "a.json"), (tmp_path / "a.json").read_bytes()):
+        assert verify_report(form).ok
+        assert 0.49999 < verify_report(form).epsilon <= 0.5
+    forged = released(report={"private": True, **share, "epsilon": 0.1, "budget": budget})
+    assert not verify_report(forged).ok
+    assert not verify_report(released(report={"private": False, "epsilon": "infinity", "baseline": "b"})).ok
+    with pytest.raises(ConfigurationError):
+        verify_report(released())

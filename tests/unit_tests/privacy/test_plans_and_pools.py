@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     SealedShareError,
 )
+from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import (
     ComposedEvent,
@@ -118,6 +120,115 @@ def test_what_a_plan_saves_can_be_spent_at_the_default_delta() -> None:
     assert rest > 2.0
     pool = ledger.gdp_pool("rest", epsilon=rest)
     assert pool.delta == pytest.approx(1e-6 * rest / 4.0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "epsilons"),
+    [
+        ("gumbel", (1.0,)),
+        ("gumbel", (1.0, 2.0, 1.0)),
+        ("gaussian", (2.0, 2.0)),
+        ("gaussian", (0.7, 0.1, 0.01)),
+        ("permute_and_flip", (1.0, 2.0)),
+    ],
+)
+def test_all_that_a_plan_leaves_is_one_share_at_its_default_delta(mechanism: str, epsilons: tuple[float, ...]) -> None:
+    ledger = budget()
+    with ledger.plan() as plan:
+        for number, epsilon in enumerate(epsilons):
+            made = plan_generation(
+                {None: 10_000},
+                epsilon=epsilon,
+                delta=ledger.default_delta(epsilon),
+                mechanism=mechanism,
+                redraw_every=1 + 3 * number,
+            )
+            ledger.declare(
+                f"c{number}",
+                tickets=made.tickets(),
+                epsilon=epsilon,
+                delta=made.delta,
+                implementation_delta=made.implementation_delta,
+            )
+        began = time.process_time()
+    assert time.process_time() - began < 10, "seconds, on a slow machine; about one on a fast one"
+    assert plan.epsilon is not None
+    assert plan.epsilon <= sum(epsilons)
+    share = ledger.report().to_dict()["shares"][0]
+    assert share["delta"] <= 1e-6 * sum(epsilons) / 4.0
+    assert share["delta"] == pytest.approx(1e-6 * plan.epsilon / 4.0, rel=1e-5)
+    rest = ledger.remaining_epsilon
+    if rest > 0:
+        assert ledger.gdp_pool("rest", epsilon=rest).delta == ledger.default_delta(rest)
+    assert ledger.remaining_epsilon == 0.0
+
+
+@pytest.mark.parametrize("cost", [lambda delta: 0.0, lambda delta: 40 * (1 - delta / 1e-6) ** 9, lambda delta: 1e-9])
+def test_a_cost_that_falls_fast_or_is_none_leaves_the_rest_as_well(
+    cost: Callable[[float], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = use_simple_prices(monkeypatch)
+    simple = accounting.epsilon_bound
+
+    def steep(event: Event, *, delta: float, **options: Any) -> Any:
+        bound = simple(event, delta=delta, **options)
+        bound.epsilon = cost(delta) if isinstance(event, ComposedEvent) else bound.epsilon
+        return bound
+
+    monkeypatch.setattr(accounting, "epsilon_bound", steep)
+    ledger = budget()
+    with ledger.plan() as plan:
+        for name in "cd":
+            ledger.declare(name, tickets=tickets(), epsilon=1.5)
+    assert plan.epsilon is not None
+    assert plan.epsilon <= 3.0
+    joint = [delta for event, delta, _ in asked if isinstance(event, ComposedEvent)]
+    assert len(set(joint)) <= 13
+    assert min(joint) > 0
+    assert max(joint) <= 7.5e-7
+    rest = ledger.remaining_epsilon
+    ledger.gdp_pool("rest", epsilon=rest)
+    assert ledger.remaining_epsilon == 0.0
+
+
+def test_a_plan_keeps_to_the_sum_of_deltas_where_its_components_ask_for_little(priced: Any) -> None:
+    ledger = budget()
+    with ledger.plan() as plan:
+        share = ledger.declare("c", tickets=tickets(), epsilon=1.0, delta=1e-9)
+        ledger.declare("d", tickets=tickets(), epsilon=1.0, delta=2e-9)
+    assert plan.epsilon == 2.0
+    assert share.delta == 3e-9
+
+
+def test_a_plan_with_an_epsilon_of_its_own_takes_its_proportion_if_that_suffices(
+    priced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = budget()
+    with ledger.plan(epsilon=2.0) as plan:
+        share = ledger.declare("c", tickets=tickets(), epsilon=1.0, delta=6e-7)
+    assert (plan.epsilon, share.delta) == (2.0, 5e-7)
+    simple = accounting.epsilon_bound
+
+    def dear_below(event: Event, *, delta: float, **options: Any) -> Any:
+        bound = simple(event, delta=delta, **options)
+        bound.epsilon *= 1.0 if delta > 3e-7 else 3.0
+        return bound
+
+    monkeypatch.setattr(accounting, "epsilon_bound", dear_below)
+    other = budget()
+    with other.plan(epsilon=1.0):
+        share = other.declare("c", tickets=tickets(), epsilon=1.0, delta=6e-7)
+    assert share.delta == 6e-7
+
+
+def test_declared_noise_gaps_are_left_out_of_the_search(priced: list[Any]) -> None:
+    ledger = budget()
+    with ledger.plan():
+        share = ledger.declare("c", tickets=tickets(1e-9, 1), epsilon=1.0, delta=1e-7, implementation_delta=9e-8)
+    assert share.delta is not None
+    assert 9e-8 < share.delta <= 1e-7
+    with pytest.raises(ConfigurationError, match="implementation_delta"), ledger.plan():
+        ledger.declare("d", tickets=tickets(), delta=1e-7, implementation_delta=1e-7)
 
 
 def test_a_component_cannot_run_while_its_plan_is_open(priced: Any) -> None:

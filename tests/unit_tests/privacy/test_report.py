@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning import RowDesign, Segment, plan_generation
 from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Ticket
@@ -327,3 +330,289 @@ def test_a_report_verifies_in_every_form(form: Callable[[PrivacyReport], Any], r
 
 def test_a_limit_beyond_the_proof_of_the_noise_gap_is_said() -> None:
     assert "32" in Budget(epsilon=33.0, delta=1e-6).report().to_text()
+
+
+# --- reports of real generations --------------------------------------------------------------------------------------
+
+DESIGNS: list[dict[str, Any]] = [
+    {"mechanism": mechanism, "adjacency": adjacency, "redraw_every": redraw_every, **design}
+    for mechanism in ("gumbel", "gaussian", "permute_and_flip")
+    for adjacency in ("add_remove", "replace_one")
+    for redraw_every, design in ((1, {}), (7, {"shots_per_slot": 2}), (20, {"rows": "slots"}))
+]
+FIXED = {"mechanism": "gumbel", "adjacency": "replace_one", "redraw_every": 4, "sampling": "fixed"}
+
+
+def generation(
+    *, mechanism: str, adjacency: Any, redraw_every: int, joint: bool = False, sizes: Any = None, **design: Any
+) -> PrivacyReport:
+    """The report of a share as the synthesizer declares it, planned and priced for real."""
+    ledger = Budget(epsilon=8.0, delta=1e-6, adjacency=adjacency)
+    size = sizes or {"a": 9_000, "b": 4_000}
+    split: dict[str, Any] = {"label_key": "label", "labels": LABELS} if isinstance(size, dict) else {}
+    private = PrivateExamples([], public_size=size, dataset_id="letters", **split)
+    ledger.bind(private)
+    plan = plan_generation(
+        {label: private.public_size_of(label) for label in (private.labels or (None,))},
+        epsilon=2.0,
+        delta=ledger.default_delta(2.0),
+        adjacency=adjacency,
+        mechanism=mechanism,
+        design=RowDesign.choose(num_slots=20, **design),
+        redraw_every=redraw_every,
+        segments=(Segment("text", 20),),
+        partition="letters",
+    )
+
+    def declare(name: str) -> None:
+        ledger.declare(
+            name,
+            tickets=plan.tickets(),
+            partition="letters",
+            epsilon=2.0,
+            delta=plan.delta,
+            implementation_delta=plan.implementation_delta,
+            public=plan.to_dict(),
+        )
+
+    with ledger.plan() if joint else contextlib.nullcontext():
+        for name in ("few-shot", "another") if joint else ("few-shot",):
+            declare(name)
+    return ledger.report()
+
+
+@pytest.mark.parametrize("design", [*DESIGNS, {**FIXED, "sizes": 3_000}, {**DESIGNS[0], "sizes": 12_001}], ids=str)
+def test_every_design_of_a_generation_verifies(design: dict[str, Any]) -> None:
+    verified = verify_report(generation(**design))
+    assert verified.problems == ()
+    assert 1.9 < verified.epsilon <= 2.0
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one share", "joint plan"])
+def generated(request: pytest.FixtureRequest) -> PrivacyReport:
+    return generation(mechanism="gumbel", adjacency="add_remove", redraw_every=4, joint=request.param)
+
+
+def edit(path: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    """Changes the value at a dotted path of a report."""
+
+    def apply(data: Any) -> None:
+        *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        for key in parents:
+            data = data[key]
+        data[last] = change(data[last])
+
+    apply.__name__ = path
+    return apply
+
+
+def times(factor: float) -> Callable[[float], float]:
+    return lambda value: type(value)(value * factor)
+
+
+SHARE, COMPONENT = "shares.0", "shares.0.components.0"
+EDITS: list[tuple[Callable[[Any], None], str]] = [
+    (edit("limits.delta", lambda _: 0.9), "1/(10 * public_size)"),
+    (edit("limits.delta", lambda _: 1e-5), "1/(10 * public_size)"),
+    (edit("limits.delta", lambda _: 1.5), "cannot be read"),
+    (edit("limits.epsilon", lambda _: 0.5), "limits"),
+    (edit("datasets.0.public_size.a", times(0.5)), "public_size 9000 of label 'a'"),
+    (edit("datasets.0.public_size.a", times(2)), "public_size 9000 of label 'a'"),
+    (edit("datasets.0.unit", lambda _: "one word"), "not described by its own declaration"),
+    (edit("datasets", lambda _: []), "labels"),
+    (edit(f"{COMPONENT}.public.noise_multiplier", times(2)), "noise_multiplier"),
+    (edit(f"{COMPONENT}.public.noise_multiplier", str), "noise_multiplier"),
+    (edit(f"{COMPONENT}.public.labels.1.sampling_rate", times(0.5)), "sampling_rate"),
+    (edit(f"{COMPONENT}.public.labels.1.public_size", times(2)), "public_size 8000 of label 'b'"),
+    (edit(f"{COMPONENT}.public.labels.1.label", lambda _: "c"), "sampling_rate"),
+    (edit(f"{COMPONENT}.public.num_slots", times(2)), "sampling_rate"),
+    (edit(f"{COMPONENT}.public.mechanism", lambda _: "gaussian"), "mechanism"),
+    (edit(f"{COMPONENT}.public.max_tokens.text", times(2)), "releases"),
+    (edit(f"{COMPONENT}.public.candidates", times(2)), "implementation_delta"),
+    (edit(f"{COMPONENT}.public.epsilon", times(0.99)), "shows epsilon"),
+    (edit(f"{COMPONENT}.public.epsilon", times(1.01)), "shows epsilon"),
+    (edit(f"{COMPONENT}.public.delta", times(0.5)), "shows adjacency"),
+    (edit(f"{COMPONENT}.public.adjacency", lambda _: "replace_one"), "shows adjacency"),
+    (edit(f"{COMPONENT}.implementation_delta", times(0)), "implementation_delta"),
+    (edit(f"{COMPONENT}.implementation_delta", times(0.5)), "implementation_delta"),
+    (edit(f"{COMPONENT}.implementation_delta", times(2)), "implementation_delta"),
+    (edit(f"{COMPONENT}.epsilon", times(0.5)), "asked for epsilon"),
+    (edit(f"{COMPONENT}.delta", times(0.5)), "delta"),
+    (edit(f"{SHARE}.pricing.epsilon", times(0.9)), "pricing"),
+    (edit(f"{SHARE}.pricing.epsilon", times(1.1)), "pricing"),
+    (edit(f"{SHARE}.delta", times(0.5)), "few-shot"),
+    (edit("trust", lambda _: "everybody"), "trust"),
+    (edit("adjacency_means", lambda _: "nothing"), "adjacency_means"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), EDITS, ids=lambda x: getattr(x, "__name__", None))
+def test_an_edit_of_a_generations_report_is_found_behind_a_fitting_digest(
+    change: Callable[[Any], None], problem: str, generated: PrivacyReport
+) -> None:
+    data = json.loads(generated.to_json())
+    change(data)
+    verified = verify_report(resigned(data))
+    assert not verified.ok
+    assert any(problem in found for found in verified.problems), verified.problems
+    assert not any("digest" in found for found in verified.problems)
+
+
+def test_what_was_asked_for_is_what_a_single_share_is_charged() -> None:
+    data = generation(**DESIGNS[0]).to_dict()
+    data["shares"][0]["components"][0]["epsilon"] = 4.0
+    assert any("asked for epsilon 4.0, charged 2.0" in found for found in verify_report(resigned(data)).problems)
+
+
+def test_a_plan_said_to_be_one_share_is_found() -> None:
+    data = generation(**DESIGNS[0], joint=True).to_dict()
+    data["shares"][0]["joint"] = False
+    assert any("joint plan" in found for found in verify_report(resigned(data)).problems)
+
+
+def test_another_version_may_have_priced_higher_but_not_lower() -> None:
+    data = generation(**DESIGNS[0]).to_dict()
+    data["version"] = "0.0.1"
+    data["shares"][0]["pricing"]["epsilon"] = 1.99999999
+    assert verify_report(resigned(data)).problems == ()
+    data["shares"][0]["pricing"]["epsilon"] = 1.9
+    assert any("pricing" in found for found in verify_report(resigned(data)).problems)
+
+
+def test_a_forger_who_rewrites_the_whole_report_is_not_found_and_the_report_says_so() -> None:
+    forged = generation(mechanism="gumbel", adjacency="add_remove", redraw_every=1, sizes={"a": 90_000, "b": 4_000})
+    assert verify_report(forged).ok
+    for words in (forged.to_text(), forged.to_dict()["digest_means"]):
+        assert "no signature" in words
+
+
+@pytest.mark.parametrize(("epsilon", "covered"), [(32.0, True), (32.1, False)])
+def test_the_report_says_whether_float_effects_are_covered(epsilon: float, covered: bool) -> None:
+    made = Budget(epsilon=epsilon, delta=1e-6).report()
+    for words in (made.to_text(), made.to_dict()["noise_gap"]):
+        assert "at most 32" in words
+        assert ("NOT covered" in words) is not covered
+    assert verify_report(made).ok
+    data = made.to_dict()
+    data["noise_gap"] = "all is covered"
+    assert any("noise_gap" in found for found in verify_report(resigned(data)).problems)
+
+
+# --- what travels with a release --------------------------------------------------------------------------------------
+
+
+def release(report: PrivacyReport, **changes: Any) -> dict[str, Any]:
+    """The report that the synthesizer puts beside what it released."""
+    data = report.to_dict()
+    share = share_named(data, "few-shot")
+    return {
+        "private": True,
+        "epsilon": share["epsilon"],
+        "delta": share["delta"],
+        "adjacency": data["adjacency"],
+        "component": "few-shot",
+        "dataset_id": "letters",
+        "budget": data,
+        **changes,
+    }
+
+
+class Released:
+    def __init__(self, report: Any) -> None:
+        self.report = report
+
+
+def test_a_release_is_held_against_its_own_share(report: PrivacyReport, generated: PrivacyReport) -> None:
+    for made in (report, generated):
+        data = release(made)
+        texts = [json.dumps(data), json.dumps(data).encode(), json.dumps({"examples": [], "report": data, "plan": {}})]
+        forms: list[Any] = [data, Released(data), *texts]
+        for form in forms:
+            verified = verify_report(form)
+            assert verified.problems == ()
+            assert (verified.ok, verified.delta) == (True, data["delta"])
+            assert verified.epsilon == pytest.approx(share_named(made.to_dict(), "few-shot")["pricing"]["epsilon"])
+            assert 0 < verified.epsilon <= data["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"epsilon": 0.001}, "epsilon: expected 1.0"),
+        ({"epsilon": "infinity"}, "epsilon"),
+        ({"epsilon": None}, "epsilon"),
+        ({"delta": 1e-12}, "delta"),
+        ({"adjacency": "replace_one"}, "adjacency"),
+        ({"private": False}, "private"),
+        ({"dataset_id": "mails"}, "dataset_id"),
+        ({"component": "nobody"}, "component"),
+        ({"component": ["few-shot"]}, "component"),
+        ({"component": "vote"}, "epsilon"),
+        ({"budget": {}}, "cannot be read: 'report_format' is missing"),
+    ],
+)
+def test_a_release_that_claims_something_else_is_not_ok(
+    changes: dict[str, Any], problem: str, report: PrivacyReport
+) -> None:
+    verified = verify_report(release(report, **changes))
+    assert not verified.ok
+    assert any(problem in found for found in verified.problems), verified.problems
+
+
+def test_a_release_is_no_better_than_the_ledgers_report_inside(report: PrivacyReport) -> None:
+    data = release(report)
+    data["budget"] = resigned(copy.deepcopy(data["budget"]))
+    more_noise_in_event(data["budget"])
+    data["budget"] = resigned(data["budget"])
+    assert any("not the one of its tickets" in found for found in verify_report(data).problems)
+    del data["budget"]["shares"]
+    verified = verify_report(data)
+    assert (verified.ok, verified.epsilon) == (False, math.inf)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_instruction_only_is_ok_at_epsilon_zero(private: bool) -> None:
+    verified = verify_report({"private": private, "epsilon": 0.0, "delta": 0.0, "baseline": "instruction only"})
+    assert (verified.ok, verified.epsilon, verified.delta) == (True, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"private": False, "epsilon": "infinity", "delta": 0.0, "baseline": "real private records"},
+        {"private": True, "epsilon": 0.0, "delta": 0.0, "baseline": "generation without noise"},
+        {"private": True, "epsilon": 1.0, "delta": 0.0, "baseline": "instruction only"},
+        {"private": False, "epsilon": "infinity"},
+    ],
+)
+def test_baselines_without_protection_are_not_private(data: dict[str, Any]) -> None:
+    verified = verify_report(data)
+    assert (verified.ok, verified.epsilon) == (False, math.inf)
+    assert verified.problems[0].startswith("not private")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"private": True, "epsilon": 1.0, "delta": 1e-6},
+        {"budget": None},
+        {"budget": [1]},
+        {"examples": [], "report": 5},
+        Released(None),
+        Released(dict),
+        b"\xff\xfe\xfa",
+        "[" * 100_000,
+        object(),
+    ],
+    ids=lambda form: str(form)[:30],
+)
+def test_what_has_no_report_is_refused_with_what_to_give(form: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"budget\.report"):
+        verify_report(form)
+
+
+def test_a_missing_part_is_named(report: PrivacyReport) -> None:
+    data = report.to_dict()
+    del data["shares"]
+    assert any("'shares' is missing" in found for found in verify_report(data).problems)
