@@ -222,6 +222,7 @@ class DemonstrationSynthesizer:
                     except ModelCallError as error:
                         failure = str(error)
                 self._check_done(failure)
+                self._show(bar)
                 yield self._example(draft)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
@@ -235,6 +236,7 @@ class DemonstrationSynthesizer:
                     except ModelCallError as error:
                         failure = str(error)
                 self._check_done(failure)
+                self._show(bar)
                 yield self._example(draft)
 
     def released(self) -> ReleasedDemonstrations:
@@ -337,6 +339,10 @@ class DemonstrationSynthesizer:
         return tqdm(
             total=per_demo * len(self._drafts), unit="token", desc="private generation", disable=hidden, leave=False
         )
+
+    def _show(self, bar: Any) -> None:
+        with suppress(OSError, ValueError):
+            bar.set_postfix_str(f"{len(self.demonstrations)}/{len(self._drafts)} demonstrations")
 
     def __repr__(self) -> str:
         return f"DemonstrationSynthesizer(component={self._share.component!r}, plan={self.plan!r})"

@@ -469,7 +469,9 @@ def test_progress_is_shown_when_asked_for_and_silent_otherwise(capsys: pytest.Ca
     synthesizer(private_examples()).run()
     assert capsys.readouterr().err == ""
     synthesizer(private_examples()).run(progress=True)
-    assert "private generation" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "private generation" in shown
+    assert "2/2 demonstrations" in shown
 
 
 def test_an_engine_that_always_ends_gives_empty_texts() -> None:
