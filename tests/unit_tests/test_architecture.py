@@ -81,3 +81,8 @@ def test_files_speak_of_the_project_alone(path: Path) -> None:
     machine = re.compile(r"/(?:" + "work|root|home/[a-z]+|Users/[A-Za-z]+" + r")/[A-Za-z]")
     assert not machine.search(text)
     assert not re.search(r"(sk-[A-Za-z0-9]{20,}|hf_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})", text)
+
+
+def test_test_names_are_the_same_in_every_process(request: pytest.FixtureRequest) -> None:
+    """Workers have to collect the same names; an address in one differs between them."""
+    assert not [item.nodeid for item in request.session.items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]

@@ -605,7 +605,7 @@ def test_baselines_without_protection_are_not_private(data: dict[str, Any]) -> N
         "[" * 100_000,
         object(),
     ],
-    ids=lambda form: str(form)[:30],
+    ids=lambda form: type(form).__name__,
 )
 def test_what_has_no_report_is_refused_with_what_to_give(form: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"budget\.report"):
