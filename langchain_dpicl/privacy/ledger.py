@@ -230,7 +230,7 @@ class Budget(Uncopyable):
 
         Args:
           epsilon: the joint share; None: what it costs.
-          delta: the joint delta; None: the sum of the components' deltas.
+          delta: the joint delta; None: in proportion to the joint epsilon, at most the sum of the components'.
 
         Raises:
           ConfigurationError: a plan inside a plan, or an argument out of range.
