@@ -11,17 +11,14 @@ A released prefix is continued in one of three ways, declared per model (`docs/p
 
 from __future__ import annotations
 
-import asyncio
 import math
-import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from langchain_dpicl.backends.base import Rows, Token, TokenSession
+from langchain_dpicl.backends.calls import Calls, limit_of, whole
 from langchain_dpicl.backends.logprobs import (
     EOS,
     EOS_TEXTS,
@@ -35,7 +32,6 @@ from langchain_dpicl.backends.logprobs import (
 from langchain_dpicl.backends.silent import (
     Answer,
     Hidden,
-    ProbePolicy,
     Reply,
     Request,
     RetryPolicy,
@@ -48,9 +44,6 @@ Continuation: TypeAlias = Literal["completion", "prefill", "instruct"]
 
 CONTINUE = "Continue your last message exactly where it stops. Write the continuation only and repeat nothing."
 """The last message of an "instruct" continuation."""
-
-DEFAULT_CONCURRENCY = 32
-"""Calls in flight at once when `max_concurrency` is not given."""
 
 PROBED_TOP_K = (20, 10, 5, 2)
 """How many top tokens a probe asks for when `max_top_k` is not given; the first number that is not rejected counts."""
@@ -110,7 +103,7 @@ class LangChainBackend:
         numbers = _numbers_to_ask(max_top_k, full_vocabulary)
         self._asked = numbers[0]
         self._max_top_k: int | None = None
-        self._calls = _Calls(self._model, retry or RetryPolicy(), _limit(max_concurrency))
+        self._calls = Calls(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
         self._eos_texts = frozenset(eos_texts)
         self._count_tokens = count_tokens
         self._vocabulary: tuple[bytes, ...] = ()
@@ -279,41 +272,6 @@ class _LangChainSession:
         return self._prompts
 
 
-class _Calls:
-    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse."""
-
-    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
-        self._model = model
-        self._retry = retry
-        self._limit = limit
-        self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-    def one(self, request: Request) -> Reply:
-        return self._model.ask(request, retry=self._retry)
-
-    def probe(self, request: Request) -> Reply:
-        return self._model.ask(request, retry=ProbePolicy.of(self._retry))
-
-    async def aone(self, request: Request) -> Reply:
-        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
-        async with gate:
-            return await self._model.aask(request, retry=self._retry)
-
-    def many(self, requests: Sequence[Request]) -> list[Reply]:
-        if self._threads is None or self._threads[0] != os.getpid():  # threads do not survive a fork
-            self._threads = (os.getpid(), ThreadPoolExecutor(self._limit, thread_name_prefix="dpicl"))
-        futures = [self._threads[1].submit(self.one, request) for request in requests]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
-
-    async def amany(self, requests: Sequence[Request]) -> list[Reply]:
-        return list(await asyncio.gather(*(self.aone(request) for request in requests)))
-
-
 def _render_completion(prompt: str, prefix: str) -> str:
     return prompt + prefix
 
@@ -403,20 +361,10 @@ def _continuation(model: SilentModel, asked: Continuation | None) -> Continuatio
     return asked
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
-    return value
-
-
-def _limit(max_concurrency: int | None) -> int:
-    return DEFAULT_CONCURRENCY if max_concurrency is None else _whole("max_concurrency", max_concurrency)
-
-
 def _numbers_to_ask(max_top_k: int | None, full_vocabulary: int | None) -> tuple[int, ...]:
     if full_vocabulary is not None:
-        return (-1 if full_vocabulary == -1 else _whole("full_vocabulary", full_vocabulary),)
-    return PROBED_TOP_K if max_top_k is None else (_whole("max_top_k", max_top_k),)
+        return (-1 if full_vocabulary == -1 else whole("full_vocabulary", full_vocabulary),)
+    return PROBED_TOP_K if max_top_k is None else (whole("max_top_k", max_top_k),)
 
 
 def _bytes(tokens: Sequence[Token]) -> bytes:
