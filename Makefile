@@ -8,7 +8,7 @@ CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test lint bench-trec model clean
+.PHONY: demo test lint leaks cassettes server-demo bench-trec model clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -21,12 +21,22 @@ test: .venv-test/.ready  ## lint, types, import contracts, then every test with 
 	.venv-test/bin/pytest -n 2 --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 	.venv-test/bin/python tests/check_wheel.py
+	.venv-test/bin/python tests/check_leaks.py
 
 lint: .venv-test/.ready
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
+
+leaks: .venv-test/.ready  ## what could overhear a private call, and did not: every channel, on three versions of langchain-core
+	.venv-test/bin/python tests/check_leaks.py
+
+cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this machine (or --real, with keys: cassettes/README.md)
+	.venv-test/bin/python -m tests.cassettes $(ARGS)
+
+server-demo: .venv-test/.ready  ## private demonstrations through a llama.cpp server: chat, completions, top 20, whole vocabulary
+	.venv-test/bin/python -m tests.show_server
 
 bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its format): make bench-trec DATA=FILE.jsonl.gz
 	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) --words $(WORDS) --instruction "$(INSTRUCTION)" $(ARGS)
@@ -49,4 +59,4 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	touch $@
 
 clean:
-	rm -rf .venv .venv-test build dist out .coverage
+	rm -rf .venv .venv-test .venv-leaks-* build dist out .coverage

@@ -5,6 +5,9 @@ The public face: what is listed here is promised; everything else is importable 
 
 from importlib.metadata import version
 
+from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,
@@ -52,9 +55,11 @@ __all__ = [
     "DPFewShotChatMessagePromptTemplate",
     "DPFewShotPromptTemplate",
     "DPICLError",
+    "DecisionsBackend",
     "DemonstrationSynthesizer",
     "EmbeddedLLM",
     "LabelClassifier",
+    "LangChainBackend",
     "LedgerError",
     "ModelCallError",
     "NoPrivacyBudgetError",
@@ -70,6 +75,7 @@ __all__ = [
     "SealedShareError",
     "SensitivityError",
     "SynthesisInterruptedError",
+    "TextVoteBackend",
     "UnknownEventError",
     "UnsilencableModelError",
     "demonstrations_from_instruction",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, Rows, Token
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Token
+from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy._validate import fail
 
 FIRST_TOKEN_FLOOR = 1e-6
@@ -18,35 +20,119 @@ FIRST_TOKEN_FLOOR = 1e-6
 
 _MOST_TOKENS = 1000
 
+Row: TypeAlias = NDArray[np.float64]
+"""float64[continuations]: log-likelihoods after one prompt; -inf everywhere: the answer names none of them."""
+
 
 class LabelScorer(Protocol):
     """Log-likelihoods of fixed continuations after prompts."""
 
-    def score(self, prompts: Sequence[str], limit: int) -> Rows:
-        """Returns float64[prompts, continuations]."""
+    @property
+    def kind(self) -> str:
+        """What is read, for reports."""
 
-    async def ascore(self, prompts: Sequence[str], limit: int) -> Rows:
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        """Returns one row per prompt; a call that failed is raised, or with `keep_errors` stands in its row's place."""
+
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
         """Is `score`, awaitable."""
 
 
 class _WholeLabels:
     """Scores complete continuations in one batch."""
 
+    kind = "whole labels"
+
     def __init__(self, engine: ChoiceBackend, continuations: tuple[str, ...]) -> None:
         self._engine = engine
         self._continuations = continuations
 
-    def score(self, prompts: Sequence[str], limit: int) -> Rows:
-        del limit
-        return self._engine.score_choices(prompts, self._continuations)
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        del limit, keep_errors
+        return self._checked(self._engine.score_choices(prompts, self._continuations), len(prompts))
 
-    async def ascore(self, prompts: Sequence[str], limit: int) -> Rows:
-        del limit
-        return await self._engine.ascore_choices(prompts, self._continuations)
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        del limit, keep_errors
+        return self._checked(await self._engine.ascore_choices(prompts, self._continuations), len(prompts))
+
+    def _checked(self, rows: object, count: int) -> list[Row | ModelCallError]:
+        found = np.asarray(rows, dtype=np.float64)
+        expected = (count, len(self._continuations))
+        if found.shape != expected:
+            raise ModelCallError(f"score: expected shape {expected}, found {found.shape}.")
+        return list(found)
 
 
-class _FirstTokens:
+class _OneByOne(ABC):
+    """Scores each prompt by a call of its own, `limit` at a time."""
+
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        def row(prompt: str) -> Row | ModelCallError:
+            try:
+                return self._row(prompt)
+            except ModelCallError as error:
+                if not keep_errors:
+                    raise
+                return error
+
+        with ThreadPoolExecutor(max_workers=limit) as pool:
+            return list(pool.map(row, prompts))
+
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        gate = asyncio.Semaphore(limit)
+
+        async def row(prompt: str) -> Row | ModelCallError:
+            async with gate:
+                try:
+                    return await self._arow(prompt)
+                except ModelCallError as error:
+                    if not keep_errors:
+                        raise
+                    return error
+
+        tasks = [asyncio.ensure_future(row(prompt)) for prompt in prompts]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # after an error the others would go on calling
+                task.cancel()
+
+    @abstractmethod
+    def _row(self, prompt: str) -> Row: ...
+
+    @abstractmethod
+    async def _arow(self, prompt: str) -> Row: ...
+
+
+class _PublicChoices(_OneByOne):
+    """Asks an engine that tells a failed call from an answer without a label."""
+
+    def __init__(self, engine: PublicChoiceBackend, continuations: tuple[str, ...]) -> None:
+        engine.score_choices([], continuations)  # makes no call, but refuses labels that it cannot tell apart
+        self._engine = engine
+        self._continuations = continuations
+
+    @property
+    def kind(self) -> str:
+        return self._engine.kind
+
+    def _row(self, prompt: str) -> Row:
+        return self._engine.score_public(prompt, self._continuations)
+
+    async def _arow(self, prompt: str) -> Row:
+        return await self._engine.ascore_public(prompt, self._continuations)
+
+
+class _FirstTokens(_OneByOne):
     """Reads each label's first token off the top tokens: a reported token counts for the one label it begins."""
+
+    kind = "first tokens"
 
     def __init__(self, engine: NextTokenBackend, continuations: tuple[str, ...]) -> None:
         self._engine = engine
@@ -57,27 +143,17 @@ class _FirstTokens:
                 expected = "texts of which none begins another (this model reports first tokens only)"
                 raise fail("verbalizers", expected, self._labels)
 
-    def score(self, prompts: Sequence[str], limit: int) -> Rows:
-        with ThreadPoolExecutor(max_workers=limit) as pool:
-            return np.array(list(pool.map(self._row, prompts)))
-
-    async def ascore(self, prompts: Sequence[str], limit: int) -> Rows:
-        gate = asyncio.Semaphore(limit)
-
-        async def row(prompt: str) -> NDArray[np.float64]:
-            async with gate:
-                return self._read(await self._engine.atop_tokens(prompt, (), top_k=self._top_k()))
-
-        return np.array(await asyncio.gather(*(row(prompt) for prompt in prompts)))
-
-    def _row(self, prompt: str) -> NDArray[np.float64]:
+    def _row(self, prompt: str) -> Row:
         return self._read(self._engine.top_tokens(prompt, (), top_k=self._top_k()))
+
+    async def _arow(self, prompt: str) -> Row:
+        return self._read(await self._engine.atop_tokens(prompt, (), top_k=self._top_k()))
 
     def _top_k(self) -> int:
         limit = self._engine.max_top_k
         return min(_MOST_TOKENS, len(self._engine.vocabulary())) if limit is None else limit
 
-    def _read(self, tokens: Sequence[tuple[Token, float]]) -> NDArray[np.float64]:
+    def _read(self, tokens: Sequence[tuple[Token, float]]) -> Row:
         """Returns float64[labels]: log of the probability mass of the tokens that begin each label alone."""
         row = np.zeros(len(self._labels))
         shared = 0.0
@@ -104,8 +180,57 @@ def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[
     """Returns the best scorer of fixed continuations that the engine allows; at most `limit` calls run at once.
 
     Raises:
-      ConfigurationError: first tokens would not tell the continuations apart.
+      ConfigurationError: the engine could not tell the continuations apart.
     """
+    if isinstance(engine, PublicChoiceBackend):
+        return _PublicChoices(engine, continuations)
     if isinstance(engine, ChoiceBackend):
         return _WholeLabels(engine, continuations)
     return _FirstTokens(engine, continuations)
+
+
+def settled(
+    found: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
+) -> list[Row | ModelCallError]:
+    """Returns the rows, with a vote for `otherwise`, or an error, in the place of those that name no label.
+
+    Raises:
+      ModelCallError: the first error, unless `keep_errors`.
+    """
+    outcomes = [row if _names_a_label(row) else _unnamed(labels, otherwise) for row in found]
+    for outcome in outcomes:
+        if isinstance(outcome, ModelCallError) and not keep_errors:
+            raise outcome
+    return outcomes
+
+
+def _names_a_label(row: Row | ModelCallError) -> bool:
+    return isinstance(row, ModelCallError) or bool(np.isfinite(row).any())
+
+
+def _unnamed(labels: tuple[str, ...], otherwise: str | None) -> Row | ModelCallError:
+    if otherwise is None:
+        return ModelCallError(
+            f"the answer to a public prompt names none of the labels {labels!r}, or the engine failed to answer. Ask "
+            "for a label in the prompt, or say with otherwise= what such an answer counts for."
+        )
+    return np.where(np.arange(len(labels)) == labels.index(otherwise), 0.0, -np.inf)
+
+
+def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
+    """Returns distinct texts as a tuple, or raises ConfigurationError."""
+    expected = f"a sequence of at least {least} distinct {'' if empty else 'non-empty '}texts"
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or len(values) < least:
+        raise fail(name, expected, values)
+    if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
+        raise fail(name, expected, values)
+    return tuple(values)
+
+
+def continuations_of(labels: tuple[str, ...], verbalizers: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Returns the text that stands for each label, in the order of the labels."""
+    if verbalizers is None:
+        return tuple(f" {label}" for label in labels)
+    if set(verbalizers) != set(labels):
+        raise fail("verbalizers", f"one text for each of {labels!r}", sorted(map(str, verbalizers)))
+    return distinct_texts("verbalizers", [verbalizers[label] for label in labels], least=2)

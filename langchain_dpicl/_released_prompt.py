@@ -6,6 +6,7 @@ synthesizer and are kept nowhere.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
@@ -22,6 +23,7 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released import ReleasedDemonstrations, epsilon_of
 
 if TYPE_CHECKING:
+    from langchain_dpicl.backends.base import NextTokenBackend
     from langchain_dpicl.privacy.examples import PrivateExamples
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
@@ -234,7 +236,8 @@ class ReleasedPrompt(BaseModel):
           SynthesisInterruptedError: the model failed half-way; go on with `from_synthesizer(error.synthesizer, ...)`.
         """
         options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
-        template, synthesizer = cls._prepared(private, llm, example_prompt, (prefix, suffix), options)
+        template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
+        synthesizer = _synthesizer(private, llm, example_prompt, generation)
         return template.with_released(synthesizer.run(progress=progress))
 
     @classmethod
@@ -253,9 +256,16 @@ class ReleasedPrompt(BaseModel):
         progress: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Is `from_private_examples`, awaitable; the rows of one token are scored concurrently."""
+        """Is `from_private_examples`, awaitable; the rows of one token are scored concurrently.
+
+        A LangChain model is probed in a thread, so the event loop goes on meanwhile.
+        """
+        from langchain_dpicl.run_events import refusals_awaited
+
         options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
-        template, synthesizer = cls._prepared(private, llm, example_prompt, (prefix, suffix), options)
+        template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
+        engine = await asyncio.to_thread(_engine, llm)
+        synthesizer = await refusals_awaited(lambda: _synthesizer(private, engine, example_prompt, generation), config)
         return template.with_released(await synthesizer.arun(progress=progress))
 
     @classmethod
@@ -317,27 +327,16 @@ class ReleasedPrompt(BaseModel):
         raise ConfigurationError("; ".join(problems) + ". See the fields of the stock LangChain template.")
 
     @classmethod
-    def _prepared(
-        cls,
-        private: PrivateExamples,
-        llm: Any,
-        example_prompt: Any,
-        ends: tuple[str, str | None],
-        options: dict[str, Any],
-    ) -> tuple[Self, DemonstrationSynthesizer]:
-        """Returns the checked template without demonstrations, and the synthesizer that will make them."""
-        # Imported here: serving a release needs neither the vault nor its accountants.
-        from langchain_dpicl.synthesis import DemonstrationSynthesizer
-
+    def _checked(
+        cls, private: PrivateExamples, example_prompt: Any, ends: tuple[str, str | None], options: dict[str, Any]
+    ) -> tuple[Self, dict[str, Any]]:
+        """Returns the checked template without demonstrations, and the options that concern their generation."""
         _refuse_release_fields(options)
         own = {key: value for key, value in options.items() if key in _TEMPLATE_OPTIONS}
         generation = {key: value for key, value in options.items() if key not in _TEMPLATE_OPTIONS}
         template = cls._without_examples(example_prompt, *ends, own)
         _check_variables(example_prompt, private)
-        synthesizer = DemonstrationSynthesizer.from_private_examples(
-            private, llm=llm, example_prompt=example_prompt, **generation
-        )
-        return template, synthesizer
+        return template, generation
 
     def _rebuilt(self, **changes: Any) -> Self:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
@@ -347,6 +346,21 @@ class ReleasedPrompt(BaseModel):
         if self.examples is None:
             raise ConfigurationError("examples: expected a list of released demonstrations, found an example selector.")
         return self.examples
+
+
+# Imported inside: serving a release needs neither models nor the vault and its accountants.
+def _engine(llm: Any) -> NextTokenBackend:
+    from langchain_dpicl.backends.resolve import as_backend
+
+    return as_backend(llm)
+
+
+def _synthesizer(
+    private: PrivateExamples, llm: Any, example_prompt: Any, options: dict[str, Any]
+) -> DemonstrationSynthesizer:
+    from langchain_dpicl.synthesis import DemonstrationSynthesizer
+
+    return DemonstrationSynthesizer.from_private_examples(private, llm=llm, example_prompt=example_prompt, **options)
 
 
 def _refuse_release_fields(options: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Shares one budget through LangChain's callbacks and shows it; never guards it.
 
 LangChain may swallow what a handler raises, so every component asks the ledger directly. This room finds the budget
-for it (constructor, then config, then context) and carries reports. Knows no private record and no mechanism.
+for it (constructor, then config, then context) and shows reports; `run_events` tells a run's observers. Knows no
+private record and no mechanism.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn, SupportsIndex
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
-from langchain_core.runnables.config import RunnableConfig, ensure_config, get_callback_manager_for_config
+from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_dpicl.exceptions import (
@@ -189,7 +190,7 @@ def get_privacy_budget_callback(
     if handler is None:
         active = PrivacyBudgetCallbackHandler(epsilon or 0.0, delta or 0.0, adjacency=adjacency, store=store, name=name)
     else:
-        held = _budget_of(handler, "handler")
+        held = budget_of(handler, "handler")
         active = PrivacyBudgetCallbackHandler.from_budget(held) if isinstance(handler, Budget) else handler
     token = _ACTIVE.set(active)
     try:
@@ -214,7 +215,7 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
         holds several.
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
-    given = None if budget is None else _budget_of(budget, "budget")
+    given = None if budget is None else budget_of(budget, "budget")
     found, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()
     if not found and active is not None:
@@ -236,20 +237,12 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
     return next(iter(found.values()))
 
 
-def record_event(name: str, data: Mapping[str, Any], config: RunnableConfig | None = None) -> None:
-    """Dispatches a LangChain custom event for observers; does nothing outside a run.
+def budget_of(given: Any, name: str) -> Budget:
+    """Returns the budget that a `Budget` or a handler is or carries.
 
-    Args:
-      name: for instance `dpicl.refused`.
-      data: public values only: observers and tracers keep them.
-      config: the run's config; found by itself inside a run.
+    Raises:
+      ConfigurationError: it is neither.
     """
-    manager = get_callback_manager_for_config(ensure_config(config))
-    if manager.parent_run_id is not None:
-        manager.on_custom_event(name, dict(data), run_id=manager.parent_run_id)
-
-
-def _budget_of(given: Any, name: str) -> Budget:
     if isinstance(given, Budget):
         return given
     if isinstance(given, PrivacyBudgetCallbackHandler):

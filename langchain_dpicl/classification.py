@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from typing_extensions import override
 
-from langchain_dpicl._label_scorers import label_scorer
-from langchain_dpicl.backends.base import ChoiceBackend, Rows
-from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl._label_scorers import Row, continuations_of, distinct_texts, label_scorer, settled
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy._validate import check_int, fail
 
@@ -59,21 +59,33 @@ def content_free_probabilities(log_likelihoods: Rows) -> NDArray[np.float64]:
 class LabelClassifier:
     """Chooses labels by their likelihood after a prompt, with contextual calibration by default.
 
-    Engines that score complete continuations (`ChoiceBackend`) give the log-likelihood of the whole label, however
-    many tokens it has. Models that only report top tokens give the probability of each label's first token: there,
-    first tokens must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
+    What is read depends on the model, and `kind` says it:
+
+    - "whole labels": engines that score complete continuations give the log-likelihood of the whole label.
+    - "decisions": `OpenAIDecisions` gives a probability for every label.
+    - "first tokens": models that report top tokens give the probability of each label's first token. First tokens
+      must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
+    - "text votes": models that only write text give 1 to the label they name, and 0 to the others.
+
+    An answer that names no label (a refusal, or a text that is none of them) is an error unless `otherwise` is given.
 
     Args:
-      llm: an engine, an object that carries one, or a LangChain model with token log-probabilities.
+      llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
       labels: at least two distinct labels, as they will be returned.
       verbalizers: label to the text that stands for it, taken verbatim; by default a space and the label.
-      calibrate: whether to divide by the label probabilities on content-free inputs.
+      calibrate: whether to divide by the label probabilities on content-free inputs. None: where the model goes on
+        writing the prompt ("whole labels", "first tokens"); a decision model is asked a question, a vote is no
+        probability.
       content_free: inputs without content, averaged over.
-      max_concurrency: top-token calls in flight at once; a run's own `max_concurrency` goes before.
+      max_concurrency: calls in flight at once, for models that score one prompt per call; a run's own
+        `max_concurrency` goes before.
+      votes: "text" takes what a model writes as its vote, also where it has probabilities.
+      otherwise: the label that an answer counts for which names none.
 
     Raises:
-      ConfigurationError: labels, verbalizers or content-free inputs are unusable.
-      CapabilityError: the model scores neither continuations nor tokens.
+      ConfigurationError: labels, verbalizers or content-free inputs are unusable, or text votes are to be calibrated.
+      CapabilityError: the model has neither scores of continuations nor logprobs, and `votes` is not "text".
+      ModelCallError: the model could not be reached.
     """
 
     def __init__(
@@ -82,17 +94,27 @@ class LabelClassifier:
         *,
         labels: Sequence[str],
         verbalizers: Mapping[str, str] | None = None,
-        calibrate: bool = True,
+        calibrate: bool | None = None,
         content_free: Sequence[str] = CONTENT_FREE,
         max_concurrency: int = 8,
+        votes: Literal["text"] | None = None,
+        otherwise: str | None = None,
     ) -> None:
-        self.labels = _texts("labels", labels, least=2)
-        self.continuations = _continuations(self.labels, verbalizers)
-        self.content_free = _texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+        self.labels = distinct_texts("labels", labels, least=2)
+        self.continuations = continuations_of(self.labels, verbalizers)
+        inputs = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate is not False else ()
         self.max_concurrency = check_int("max_concurrency", max_concurrency, low=1)
-        engine = llm if isinstance(llm, ChoiceBackend) else as_backend(llm)
-        self._scorer = label_scorer(engine, self.continuations)
+        if otherwise is not None and otherwise not in self.labels:
+            raise fail("otherwise", f"one of {self.labels!r}", otherwise)
+        self.otherwise = otherwise
+        self._scorer = label_scorer(as_choice_backend(llm, votes=votes), self.continuations)
+        self.content_free = inputs if self._calibrates(calibrate) else ()
         self._calibrations: OrderedDict[tuple[str, ...], NDArray[np.float64]] = OrderedDict()
+
+    @property
+    def kind(self) -> str:
+        """What is read of the model: "whole labels", "decisions", "first tokens" or "text votes"."""
+        return self._scorer.kind
 
     @property
     def calibrates(self) -> bool:
@@ -107,19 +129,32 @@ class LabelClassifier:
           max_concurrency: calls in flight at once, for models that score one prompt per call.
 
         Raises:
-          ModelCallError: a call failed, or the answer has another shape.
+          ModelCallError: a call failed, the answer has another shape, or it names no label and `otherwise` is None.
           ConfigurationError: two labels share their first token on a model that reports top tokens only.
         """
-        if not _listed("prompts", prompts):
-            return np.zeros((0, len(self.labels)))
-        return self._checked(self._scorer.score(prompts, max_concurrency or self.max_concurrency), len(prompts))
+        return self._rows(self.attempts(prompts, max_concurrency=max_concurrency))
 
     async def ascore(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
         """Is `score`, awaitable."""
+        return self._rows(await self.aattempts(prompts, max_concurrency=max_concurrency))
+
+    def attempts(
+        self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        """Is `score`, but returns one row float64[labels] per prompt or, with `keep_errors`, why there is none."""
         if not _listed("prompts", prompts):
-            return np.zeros((0, len(self.labels)))
-        rows = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency)
-        return self._checked(rows, len(prompts))
+            return []
+        found = self._scorer.score(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
+        return settled(found, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
+
+    async def aattempts(
+        self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        """Is `attempts`, awaitable."""
+        if not _listed("prompts", prompts):
+            return []
+        found = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
+        return settled(found, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
 
     def calibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
         """Returns float64[labels]: mean label probabilities of `prompt` on the content-free inputs; None: off.
@@ -184,15 +219,19 @@ class LabelClassifier:
         return PromptClassifier(prompt=prompt, classifier=self)
 
     def __repr__(self) -> str:
-        return f"LabelClassifier(labels={self.labels!r}, calibrates={self.calibrates})"
+        return f"LabelClassifier(labels={self.labels!r}, kind={self.kind!r}, calibrates={self.calibrates})"
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _checked(self, rows: Rows, count: int) -> Rows:
-        found = np.asarray(rows, dtype=np.float64)
-        if found.shape != (count, len(self.labels)):
-            raise ModelCallError(f"score: expected shape {(count, len(self.labels))}, found {found.shape}.")
-        return found
+    def _calibrates(self, asked: bool | None) -> bool:
+        if asked and self.kind == "text votes":
+            advice = "A vote is no probability: take a model with logprobs to calibrate, or leave calibrate out."
+            raise fail("calibrate", "None or False with text votes", asked, advice)
+        return self.kind not in {"text votes", "decisions"} if asked is None else asked
+
+    def _rows(self, found: Sequence[Row | ModelCallError]) -> Rows:
+        rows = [row for row in found if not isinstance(row, ModelCallError)]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
 
     def _content_free_texts(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
         if not self.calibrates:
@@ -237,7 +276,9 @@ class PromptClassifier(RunnableSerializable[Any, str]):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[str]:
-        return self._batch_with_config(self._labels, inputs, config, return_exceptions=return_exceptions)
+        return self._batch_with_config(
+            self._labels, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
+        )
 
     @override
     async def abatch(
@@ -248,29 +289,53 @@ class PromptClassifier(RunnableSerializable[Any, str]):
         return_exceptions: bool = False,
         **kwargs: Any | None,
     ) -> list[str]:
-        return await self._abatch_with_config(self._alabels, inputs, config, return_exceptions=return_exceptions)
+        return await self._abatch_with_config(
+            self._alabels, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
+        )
 
     def _labels(
-        self, inputs: list[Any], run_manager: list[CallbackManagerForChainRun], config: list[RunnableConfig]
+        self,
+        inputs: list[Any],
+        run_manager: list[CallbackManagerForChainRun],
+        config: list[RunnableConfig],
+        *,
+        keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
         values = [_value_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
-        base = self.classifier.calibration(self.prompt)
-        rows = self.classifier.score(_readable(values), max_concurrency=config[0].get("max_concurrency"))
-        return self._spread(values, label_probabilities(rows, base))
+        base, limit = self.classifier.calibration(self.prompt), config[0].get("max_concurrency")
+        found = self.classifier.attempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
+        return self._spread(values, found, base)
 
     async def _alabels(
-        self, inputs: list[Any], run_manager: list[AsyncCallbackManagerForChainRun], config: list[RunnableConfig]
+        self,
+        inputs: list[Any],
+        run_manager: list[AsyncCallbackManagerForChainRun],
+        config: list[RunnableConfig],
+        *,
+        keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
         values = [await _avalue_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
-        base = await self.classifier.acalibration(self.prompt)
-        rows = await self.classifier.ascore(_readable(values), max_concurrency=config[0].get("max_concurrency"))
-        return self._spread(values, label_probabilities(rows, base))
+        base, limit = await self.classifier.acalibration(self.prompt), config[0].get("max_concurrency")
+        found = await self.classifier.aattempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
+        return self._spread(values, found, base)
 
-    def _spread(self, values: list[PromptValue | Exception], probabilities: Rows) -> list[Exception | str]:
-        labels = iter(self.classifier.best(probabilities))
-        return [value if isinstance(value, Exception) else next(labels) for value in values]
+    def _spread(
+        self,
+        values: list[PromptValue | Exception],
+        found: list[Row | ModelCallError],
+        base: NDArray[np.float64] | None,
+    ) -> list[Exception | str]:
+        """Returns, in the order of the inputs, the label or why there is none: a bad input, or a call that failed."""
+        rows = iter(found)
+        outcomes = [value if isinstance(value, Exception) else next(rows) for value in values]
+        return [
+            outcome
+            if isinstance(outcome, Exception)
+            else self.classifier.best(label_probabilities(outcome[None], base))[0]
+            for outcome in outcomes
+        ]
 
 
 def _log_softmax(rows: Rows) -> Rows:
@@ -283,30 +348,11 @@ def _log(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
 
 
-def _texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
-    """Returns distinct texts as a tuple."""
-    expected = f"a sequence of at least {least} distinct {'' if empty else 'non-empty '}texts"
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or len(values) < least:
-        raise fail(name, expected, values)
-    if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
-        raise fail(name, expected, values)
-    return tuple(values)
-
-
 def _listed(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Returns `values`, unless it is one text or dict, which would be read letter by letter."""
     if isinstance(values, (str, bytes, Mapping)):
         raise fail(name, "a list", type(values).__name__, "Put a single one into a list.")
     return values
-
-
-def _continuations(labels: tuple[str, ...], verbalizers: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Returns the text that stands for each label, in the order of the labels."""
-    if verbalizers is None:
-        return tuple(f" {label}" for label in labels)
-    if set(verbalizers) != set(labels):
-        raise fail("verbalizers", f"one text for each of {labels!r}", sorted(map(str, verbalizers)))
-    return _texts("verbalizers", [verbalizers[label] for label in labels], least=2)
 
 
 def _text_of(value: PromptValue) -> str:

@@ -23,6 +23,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
 
 
@@ -34,7 +35,8 @@ class DemonstrationSynthesizer:
         to the budget as the share of this component before the first private record is read.
       - Stopping (EOS, stop strings, length) looks at released tokens only.
 
-    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption.
+    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
+    LangChain run, observers hear `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DemonstrationSynthesizer:
         self._drafts = [Draft(label) for _ in range(plan.shots_per_label) for label, _ in plan.branches]
 
     @classmethod
+    @tells_refusals("DemonstrationSynthesizer")
     def from_private_examples(
         cls,
         private: PrivateExamples,
@@ -216,9 +219,9 @@ class DemonstrationSynthesizer:
         with self._bar(progress) as bar:
             for draft in self._open_drafts():
                 failure = ""
-                with self._writing(draft):
+                with self._events() as events, self._writing(draft, events):
                     try:
-                        drive(self._write(draft, bar))
+                        drive(self._write(draft, bar, events))
                     except ModelCallError as error:
                         failure = str(error)
                 self._check_done(failure)
@@ -230,11 +233,12 @@ class DemonstrationSynthesizer:
         with self._bar(progress) as bar:
             for draft in self._open_drafts():
                 failure = ""
-                with self._writing(draft):
-                    try:
-                        await adrive(self._write(draft, bar))
-                    except ModelCallError as error:
-                        failure = str(error)
+                async with self._events() as events:
+                    with self._writing(draft, events):
+                        try:
+                            await adrive(self._write(draft, bar, events))
+                        except ModelCallError as error:
+                            failure = str(error)
                 self._check_done(failure)
                 self._show(bar)
                 yield self._example(draft)
@@ -256,8 +260,11 @@ class DemonstrationSynthesizer:
     def _open_drafts(self) -> Iterator[Draft]:
         return (draft for draft in self._drafts if not draft.done)
 
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
+
     @contextmanager
-    def _writing(self, draft: Draft) -> Iterator[None]:
+    def _writing(self, draft: Draft, events: RunEvents) -> Iterator[None]:
         """Keeps others off a draft; gives back what a stopped or finished one did not burn, as far as the plan lets it.
 
         Whatever ends the writing, the error carries this synthesizer, so that nothing released is lost with it.
@@ -277,17 +284,18 @@ class DemonstrationSynthesizer:
                 if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
                     back = held.reservation.give_back()
                     held.owed, held.reservation = (0 if draft.done else back), None
+                    events.tickets -= back
             draft.busy = False
 
-    def _write(self, draft: Draft, bar: Any) -> Walk[None]:
+    def _write(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         def tick() -> None:
             with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
                 bar.update()
 
-        self._reserve(draft)
+        self._reserve(draft, events)
         return write_draft(self._script, draft, self._open, tick)
 
-    def _reserve(self, draft: Draft) -> None:
+    def _reserve(self, draft: Draft, events: RunEvents) -> None:
         """Reserves every ticket that one demonstration still needs, before its first private call."""
         plan = dict(self.plan.branches)[draft.label]
         segments = self._script.segments
@@ -301,6 +309,7 @@ class DemonstrationSynthesizer:
                 if held.owed and held.reservation is None:
                     template = template_name(segments[number].name, held.length)
                     held.reservation = self._share.reserve(template, label=draft.label, count=held.owed)
+                    events.tickets += held.owed
                     held.owed = 0
 
     def _open(

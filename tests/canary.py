@@ -1,12 +1,14 @@
 """The canary test's net: runs an action under every observer LangChain has and returns what each one saw.
 
 Put `RECORD` into private prompts and `VOTE` into private answers; `leaks(seen)` names the channels where they show.
-Only for tests marked `loopback`: the LangSmith tracer posts to a sink on this machine.
+Only for tests marked `loopback`: the LangSmith tracer posts to a sink on this machine. `tests/leaks` goes through the
+same channels, and many more, one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import logging
@@ -73,35 +75,67 @@ class Recorder(BaseCallbackHandler):
 
 def leaks(seen: Seen) -> set[str]:
     """Returns the channels on which a canary, or the token usage of a private call, shows."""
-    found = {name for name, text in seen.texts.items() if RECORD in text or VOTE in text}
+    found = {name for name, text in seen.texts.items() if canaries_in(text)}
     if "input_tokens" in seen.texts.get("usage callback", ""):
         found.add("usage callback")
-    if seen.error is not None and {RECORD, VOTE} & set(canaries_in(describe(seen.error))):
+    if seen.error is not None and canaries_in(describe(seen.error)):
         found.add("exception")
     return found
 
 
 def canaries_in(text: str) -> list[str]:
-    """Returns the canaries that show in `text`."""
-    return [canary for canary in (RECORD, VOTE) if canary in text]
+    """Returns the canaries that show in `text`: whole, cut short, or as numbers, hexadecimal digits or base64."""
+    return [canary for canary in (RECORD, VOTE) if any(spelling in text for spelling in _SPELLINGS[canary])]
+
+
+def _spellings(canary: str) -> tuple[str, ...]:
+    """Libraries cut long texts in the middle; tokens are also kept as bytes; bodies may be encoded."""
+    raw = canary.encode()
+    # Of a text in base64, what its neighbours do not touch looks the same at each of the three offsets.
+    encoded = [base64.b64encode(b"x" * offset + raw).decode()[4:-4] for offset in range(3)]
+    return (canary[:9], canary[-9:], str(list(raw[:9]))[1:-1], ",".join(map(str, raw[:9])), raw.hex(), *encoded)
+
+
+_SPELLINGS = {canary: _spellings(canary) for canary in (RECORD, VOTE)}
+
+
+OURS = f"{os.sep}langchain_dpicl{os.sep}"
+"""Part of the path of every file of ours."""
 
 
 def describe(error: BaseException | None) -> str:
     """Writes out an exception: text, arguments, attributes, causes, contexts, and the locals of our own frames."""
+    return "\n".join([said_by(error), locals_in(error)])
+
+
+def said_by(error: BaseException | None) -> str:
+    """Writes out the text, arguments and attributes of an exception, its causes and its contexts."""
+    return "\n".join(f"{one!r} {one} {one.args!r} {vars(one)!r}" for one in _linked(error))
+
+
+def locals_in(error: BaseException | None, *, frames_of: str = OURS) -> str:
+    """Writes out the locals of the frames an exception, its causes and contexts came through.
+
+    Of files with `frames_of` in their path.
+    """
     lines: list[str] = []
-    done: set[int] = set()
+    for one in _linked(error):
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if frames_of in frame.f_code.co_filename:
+                lines += [f"{value!r} {getattr(value, '__dict__', '')!r}" for value in frame.f_locals.values()]
+    return "\n".join(lines)
+
+
+def _linked(error: BaseException | None) -> list[BaseException]:
+    """The exception and all it is linked to."""
+    found: dict[int, BaseException] = {}
     todo = [error]
     while todo:
         current = todo.pop()
-        if current is None or id(current) in done:
-            continue
-        done.add(id(current))
-        lines += [repr(current), str(current), repr(current.args), repr(vars(current))]
-        for frame, _ in traceback.walk_tb(current.__traceback__):
-            if f"{os.sep}langchain_dpicl{os.sep}" in frame.f_code.co_filename:
-                lines += [f"{value!r} {getattr(value, '__dict__', '')!r}" for value in frame.f_locals.values()]
-        todo += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
-    return "\n".join(lines)
+        if current is not None and id(current) not in found:
+            found[id(current)] = current
+            todo += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
+    return list(found.values())
 
 
 def observe(action: Callable[[], Any], *, model_recorder: Recorder | None = None) -> Seen:
@@ -144,13 +178,14 @@ async def aobserve(action: Callable[[], Awaitable[Any]], *, model_recorder: Reco
 def _report(seen: Seen, recorder: Recorder, model_recorder: Recorder | None, runs: Any, usage: Any) -> None:
     seen.texts["config callbacks"] = "\n".join(recorder.lines)
     seen.texts["model callbacks"] = "\n".join(model_recorder.lines) if model_recorder else ""
-    seen.texts["run collector"] = "\n".join(map(_run_text, runs.traced_runs))
+    seen.texts["run collector"] = "\n".join(map(run_text, runs.traced_runs))
     seen.texts["usage callback"] = repr(usage.usage_metadata)
 
 
-def _run_text(run: Any) -> str:
+def run_text(run: Any) -> str:
+    """Writes out a traced run and everything below it."""
     own = f"{run.inputs} {run.outputs} {run.error} {run.serialized} {run.extra} {run.events}"
-    return "\n".join([own, *map(_run_text, run.child_runs)])
+    return "\n".join([own, *map(run_text, run.child_runs)])
 
 
 @contextlib.contextmanager
@@ -158,7 +193,7 @@ def _observers(seen: Seen) -> Iterator[None]:
     """Debug and verbose output, the global cache, all logging, and LangSmith switched on by the environment."""
     logs, out, cache = io.StringIO(), io.StringIO(), InMemoryCache()
     before = get_debug(), get_verbose(), get_llm_cache()
-    with _logging_to(logs), _langsmith() as bodies:
+    with logging_to(logs), langsmith_on() as bodies:
         set_debug(True)
         set_verbose(True)
         set_llm_cache(cache)
@@ -175,7 +210,8 @@ def _observers(seen: Seen) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logging_to(stream: io.StringIO) -> Iterator[None]:
+def logging_to(stream: io.StringIO) -> Iterator[None]:
+    """Writes every log record of every logger, from DEBUG on, into `stream`."""
     root, handler = logging.getLogger(), logging.StreamHandler(stream)
     level = root.level
     root.addHandler(handler)
@@ -187,50 +223,63 @@ def _logging_to(stream: io.StringIO) -> Iterator[None]:
         root.setLevel(level)
 
 
+class _Sink(BaseHTTPRequestHandler):
+    """LangSmith's ingest door, as far as its client needs it."""
+
+    bodies: list[str]
+
+    def do_GET(self) -> None:
+        self._answer(b'{"version": "0.10", "batch_ingest_config": {"use_multipart_endpoint": false}}')
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.bodies.append(body.decode("utf-8", "replace"))
+        self._answer(b"{}")
+
+    do_PATCH = do_POST  # noqa: N815
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
 @contextlib.contextmanager
-def _langsmith() -> Iterator[list[str]]:
-    """The real tracer, switched on by environment variables, posting to a sink of ours."""
+def langsmith_sink() -> Iterator[tuple[langsmith.Client, list[str]]]:
+    """A real LangSmith client that posts to a sink of ours, and the bodies that arrive there."""
     bodies: list[str] = []
-
-    class Sink(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(b'{"version": "0.10", "batch_ingest_config": {"use_multipart_endpoint": false}}')
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            bodies.append(body.decode("utf-8", "replace"))
-            self._answer(b"{}")
-
-        do_PATCH = do_POST  # noqa: N815
-
-        def _answer(self, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Sink", (_Sink,), {"bodies": bodies}))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    environment = {"LANGSMITH_TRACING": "true", "LANGSMITH_ENDPOINT": address, "LANGSMITH_API_KEY": "none"}
-    saved, client = {name: os.environ.get(name) for name in environment}, langsmith.run_trees._CLIENT
-    os.environ.update(environment)
-    _forget_environment()
-    # One request per run, sent at once: nothing is left in a queue when the bodies are read.
-    langsmith.run_trees._CLIENT = langsmith.Client(address, api_key="none", auto_batch_tracing=False, info={})
     try:
-        yield bodies
+        # One request per run, sent at once: nothing is left in a queue when the bodies are read.
+        yield langsmith.Client(address, api_key="none", auto_batch_tracing=False, info={}), bodies
     finally:
-        for name, value in saved.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-        _forget_environment()
-        langsmith.run_trees._CLIENT = client
         server.shutdown()
         server.server_close()
+
+
+@contextlib.contextmanager
+def langsmith_on() -> Iterator[list[str]]:
+    """The real tracer, switched on by environment variables, posting to a sink of ours."""
+    with langsmith_sink() as (ours, bodies):
+        environment = {"LANGSMITH_TRACING": "true", "LANGSMITH_ENDPOINT": ours.api_url, "LANGSMITH_API_KEY": "none"}
+        saved, client = {name: os.environ.get(name) for name in environment}, langsmith.run_trees._CLIENT
+        os.environ.update(environment)
+        _forget_environment()
+        langsmith.run_trees._CLIENT = ours
+        try:
+            yield bodies
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            _forget_environment()
+            langsmith.run_trees._CLIENT = client
 
 
 def _forget_environment() -> None:

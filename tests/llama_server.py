@@ -1,10 +1,59 @@
-"""Runs a real llama.cpp server on a model file: `python -m tests.llama_server MODEL.gguf PORT`. Needs `xllamacpp`."""
+"""A real llama.cpp server on this machine: `python -m tests.llama_server MODEL.gguf PORT`, or `running_server()`.
+
+Needs `xllamacpp`; `running_server` makes the model that is served and needs `gguf` too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import socket
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.tiny_gguf import build
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "tiny"
+"""What the served model is called."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """The address of a server, without a path, and the size of its model's vocabulary."""
+
+    url: str
+    size: int
+
+
+class ServerDidNotStartError(RuntimeError):
+    """The server said nothing, or something else than that it is up."""
+
+
+@contextlib.contextmanager
+def running_server() -> Iterator[RunningServer]:
+    """Runs a server of the tiny model in a process of its own, with an empty cache.
+
+    Raises:
+      ServerDidNotStartError: it does not start on this machine.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / f"{MODEL}.gguf"
+        size, port = build(model), _free_port()
+        command = [sys.executable, "-m", "tests.llama_server", str(model), str(port)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            if process.stdout is None or not process.stdout.readline().startswith("UP"):
+                raise ServerDidNotStartError("the llama.cpp server does not start on this machine")
+            yield RunningServer(f"http://127.0.0.1:{port}", size)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def serve(model: str, port: int) -> None:
@@ -12,6 +61,7 @@ def serve(model: str, port: int) -> None:
     llama = importlib.import_module("xllamacpp")
     params = llama.CommonParams()
     params.model.path = model
+    params.model_alias = {MODEL}  # otherwise answers name the file
     params.n_ctx = 4096
     params.n_parallel = 2
     params.hostnames = ["127.0.0.1"]
@@ -24,6 +74,12 @@ def serve(model: str, port: int) -> None:
     print("UP", server.listening_address, flush=True)
     while True:
         time.sleep(3600)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -119,6 +119,25 @@ class ChoiceBackend(Protocol):
 
 
 @runtime_checkable
+class PublicChoiceBackend(ChoiceBackend, Protocol):
+    """Scores the choices of PUBLIC prompts too: there a failed call is an error and not an abstention."""
+
+    @property
+    def kind(self) -> str:
+        """How choices are scored, for reports."""
+
+    def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Returns float64[choices] as `score_choices` does; -inf everywhere: the answer names no choice.
+
+        Raises:
+          ModelCallError: the call failed.
+        """
+
+    async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Is `score_public`, awaitable."""
+
+
+@runtime_checkable
 class TextBackend(Protocol):
     """Completes text."""
 

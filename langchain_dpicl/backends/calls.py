@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from weakref import WeakKeyDictionary
+from types import TracebackType
 
 from langchain_dpicl.backends.silent import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
 from langchain_dpicl.exceptions import ConfigurationError
@@ -16,14 +18,17 @@ DEFAULT_CONCURRENCY = 32
 
 
 class Calls:
-    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse."""
+    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse.
+
+    Threads and event loops share the limit. One case has a limit of its own: blocking calls from a thread whose event
+    loop runs. They stop that loop, so waiting for its own awaited calls would be waiting for ever.
+    """
 
     def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
         self._model = model
         self._retry = retry
         self._limit = limit
-        self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._processes: dict[int, _Process] = {}
 
     @property
     def model(self) -> SilentModel:
@@ -32,7 +37,7 @@ class Calls:
 
     def one(self, request: Request) -> Reply:
         """Makes one call and waits out what is worth waiting for."""
-        return self._model.ask(request, retry=self._retry)
+        return self._through(self._blocking_gate(), request)
 
     def probe(self, request: Request) -> Reply:
         """Makes one public call with a probe's short patience."""
@@ -40,15 +45,13 @@ class Calls:
 
     async def aone(self, request: Request) -> Reply:
         """Is `one`, awaitable."""
-        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
-        async with gate:
+        async with self._here().gate:
             return await self._model.aask(request, retry=self._retry)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
         """Makes independent calls; replies come in the order of the requests."""
-        if self._threads is None or self._threads[0] != os.getpid():  # threads do not survive a fork
-            self._threads = (os.getpid(), ThreadPoolExecutor(self._limit, thread_name_prefix="dpicl"))
-        futures = [self._threads[1].submit(self.one, request) for request in requests]
+        gate = self._blocking_gate()
+        futures = [self._here().threads.submit(self._through, gate, request) for request in requests]
         try:
             return [future.result() for future in futures]
         finally:
@@ -58,6 +61,106 @@ class Calls:
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Is `many`, awaitable."""
         return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+
+    def _through(self, gate: Gate, request: Request) -> Reply:
+        with gate:
+            return self._model.ask(request, retry=self._retry)
+
+    def _blocking_gate(self) -> Gate:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._here().gate
+        return self._here().gate_inside_a_loop
+
+    def _here(self) -> _Process:
+        """Returns what belongs to this process: neither threads nor locks survive a fork."""
+        number = os.getpid()
+        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+
+
+class _Process:
+    """The threads and gates of one process."""
+
+    def __init__(self, limit: int) -> None:
+        self.gate = Gate(limit)
+        self.gate_inside_a_loop = Gate(limit)
+        self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+
+
+class Gate:
+    """Lets at most `limit` holders in at once, from threads and event loops alike; who waits comes in by turn."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def __enter__(self) -> None:
+        woken = threading.Event()
+
+        def wake() -> bool:
+            woken.set()
+            return True
+
+        if not self._takes(wake):
+            try:
+                woken.wait()
+            except BaseException:  # Ctrl-C
+                self._withdraw(wake)
+                raise
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> bool:
+            try:
+                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+            except RuntimeError:  # its loop is closed: nobody waits any more
+                return False
+            return True
+
+        if not self._takes(wake):
+            try:
+                await woken
+            except BaseException:  # a cancelled task
+                self._withdraw(wake)
+                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _takes(self, wake: Callable[[], bool]) -> bool:
+        """Takes a free place, or queues."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            self._waiting.append(wake)
+            return False
+
+    def _leave(self) -> None:
+        """Hands the place to the next that still waits."""
+        with self._lock:
+            while self._waiting:
+                if self._waiting.popleft()():
+                    return
+            self._free += 1
+
+    def _withdraw(self, wake: Callable[[], bool]) -> None:
+        with self._lock:
+            if wake in self._waiting:
+                self._waiting.remove(wake)
+                return
+        self._leave()  # the place was handed over meanwhile
 
 
 def whole(name: str, value: object) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -18,6 +18,12 @@ from langchain_dpicl.backends.base import Rows, Token
 
 Probabilities: TypeAlias = dict[bytes, float]
 """Next-token probabilities by token bytes: values in [0, 1], sum <= 1."""
+
+Entry: TypeAlias = tuple[object, object]
+"""A reported token, as a provider writes it, and its logprob."""
+
+Spell: TypeAlias = Callable[[int], bytes | None]
+"""Turns a token id into the token's bytes; None for an id that is not known. It raises nothing."""
 
 EOS = b""
 """The end of the text. A token without any bytes ends it too: nothing can be read after it."""
@@ -46,62 +52,79 @@ MAX_ENTRIES = 300_000
 
 _MAX_TOKEN_BYTES = 4096
 _ROUNDING = 1e-3  # providers round logprobs of sure tokens to slightly above 0
-_UNREADABLE = re.compile(r"\ufffd|^bytes:\\x|^token_id:\d+$")  # placeholders for bytes that the text cannot show
+_LOST = "\ufffd".encode()  # bytes of a token whose own bytes the provider lost
+_UNREADABLE = re.compile(r"\ufffd|^bytes:\\x")  # placeholders for bytes that the text cannot show
+_BY_ID = re.compile(r"token_id:([0-9]{1,10})")  # vLLM's way, with `return_tokens_as_token_ids`
 
 
 def next_token(
-    payload: object, *, text: object = None, finish_reason: object = None, eos_texts: Iterable[str] = EOS_TEXTS
+    payload: object,
+    *,
+    text: object = None,
+    finish_reason: object = None,
+    eos_texts: Iterable[str] = EOS_TEXTS,
+    spell: Spell | None = None,
 ) -> Probabilities:
     """Reads one answer: the probabilities of its first token, or certainty of the end where it ended at once.
 
     Args:
-      payload: the provider's `logprobs` value, in any of the shapes of `first_position`, or anything else.
+      payload: the provider's `logprobs` value, in any of the shapes of `positions`, or anything else.
       text: the generated text.
       finish_reason: why generation stopped; a content filter makes the answer unreadable.
       eos_texts: spellings of the end of a text.
+      spell: turns token ids into bytes, where the tokenizer is known.
     """
-    if finish_reason == "content_filter":
+    try:
+        if finish_reason == "content_filter":
+            return {}
+        entries = first_position(payload)
+        ended = not entries and isinstance(finish_reason, str) and finish_reason in FINISHED and text == ""
+        return {EOS: 1.0} if ended else probabilities(entries, eos_texts=eos_texts, spell=spell)
+    except Exception:  # noqa: BLE001  objects of foreign classes may raise at any touch; such an answer is unreadable
         return {}
-    entries = first_position(payload)
-    if entries:
-        return probabilities(entries, eos_texts=eos_texts)
-    ended = isinstance(finish_reason, str) and finish_reason in FINISHED
-    return {EOS: 1.0} if ended and text == "" else {}
 
 
-def first_position(payload: object) -> list[tuple[object, object]]:
-    """Returns (token entry, logprob) pairs reported for the first generated token; empty if unreadable.
+def first_position(payload: object, *, most: int = MAX_ENTRIES) -> list[Entry]:
+    """Returns the entries reported for the first generated token, at most so many; empty if unreadable."""
+    return next((entries for _, entries in positions(payload, limit=1, most=most)), [])
 
-    Three shapes are in use: `{"content": [{"top_logprobs": [entry, ...]}, ...]}` (chat, and completions of llama.cpp),
-    and `{"top_logprobs": [{text: logprob, ...}, ...]}` (completions of OpenAI, vLLM and llama-cpp-python).
+
+def positions(payload: object, *, limit: int, most: int = MAX_ENTRIES) -> list[tuple[object, list[Entry]]]:
+    """Returns the generated token and the entries reported for its place, for the first `limit` tokens.
+
+    Four shapes are in use: `{"content": [{"top_logprobs": [entry, ...]}, ...]}` (chat, and completions of llama.cpp),
+    the list in it alone (Ollama), and `{"top_logprobs": [{text: logprob, ...}, ...]}` with entries or with
+    (text, logprob) pairs (completions of OpenAI, vLLM and llama-cpp-python).
     """
+    if isinstance(payload, list | tuple):
+        payload = {"content": payload}
     if not isinstance(payload, dict):
         return []
-    content = _first(payload.get("content"))
-    top = content.get("top_logprobs") if isinstance(content, dict) else _first(payload.get("top_logprobs"))
-    if isinstance(top, dict):
-        return list(islice(top.items(), MAX_ENTRIES))
-    if isinstance(top, list | tuple):
-        return [(entry, entry.get("logprob")) for entry in top[:MAX_ENTRIES] if isinstance(entry, dict)]
-    return []
+    content, tops = _listed(payload.get("content"), limit), _listed(payload.get("top_logprobs"), limit)
+    if content and isinstance(content[0], dict):
+        return [(place, _entries(place.get("top_logprobs"), most)) for place in content if isinstance(place, dict)]
+    tokens = _listed(payload.get("tokens"), limit)
+    return [(tokens[i] if i < len(tokens) else None, _entries(top, most)) for i, top in enumerate(tops)]
 
 
-def probabilities(entries: Iterable[tuple[object, object]], *, eos_texts: Iterable[str] = EOS_TEXTS) -> Probabilities:
-    """Turns (token entry, logprob) pairs into probabilities; what cannot be read is left out.
+def probabilities(
+    entries: Iterable[Entry], *, eos_texts: Iterable[str] = EOS_TEXTS, spell: Spell | None = None
+) -> Probabilities:
+    """Turns entries into probabilities; what cannot be read is left out.
 
     Several tokens with the same bytes (control tokens, byte fallbacks) add up; a sum above 1 is scaled back to 1.
     """
     ends = frozenset(eos_texts)
     found: Probabilities = {}
     for entry, logprob in entries:
-        value, key = probability(logprob), token_key(entry, eos_texts=ends)
+        value, key = probability(logprob), token_key(entry, eos_texts=ends, spell=spell)
         if key is not None and value > 0.0:
             found[key] = min(1.0, found.get(key, 0.0) + value)
     total = math.fsum(found.values())
-    if total <= 1.0:
+    margin = 1.0 - 2.0**-40  # so that the sum stays at or below 1 in whatever order it is taken
+    if total <= margin or len(found) == 1:
         return found
-    scale = (1.0 - 2.0**-40) / total  # the margin keeps a sum in any order at or below 1
-    return {key: value * scale for key, value in found.items()}
+    return {key: value * (margin / total) for key, value in found.items()}
 
 
 def probability(logprob: object) -> float:
@@ -111,18 +134,27 @@ def probability(logprob: object) -> float:
     return math.exp(min(0.0, max(logprob, -1e4)))
 
 
-def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS) -> bytes | None:
+def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Spell | None = None) -> bytes | None:
     """Returns the key of a reported token: its bytes, `EOS`, or None where they are no complete UTF-8 text."""
-    text = entry.get("token") if isinstance(entry, dict) else entry
+    fields = entry if isinstance(entry, dict) else {}
+    text = fields.get("token") if isinstance(entry, dict) else entry
     if isinstance(text, str) and text in eos_texts:
         return EOS
-    raw = _reported_bytes(entry.get("bytes")) if isinstance(entry, dict) else None
-    try:
-        if raw is None:
-            return _encode(text) if isinstance(text, str) else None
-        return EOS if raw.decode("utf-8") in eos_texts else raw
-    except UnicodeError:
-        return None
+    number = spelled_by_id(text)
+    if number is not None:  # what it reports as bytes then are those of the placeholder
+        return _complete(spell(number) if spell else None, eos_texts)
+    raw = _reported_bytes(fields.get("bytes"))
+    if raw is None or _LOST in raw:
+        known = _by_id_field(fields, spell)
+        raw = known if known is not None else None if raw else _encoded(text)
+    return _complete(raw, eos_texts)
+
+
+def spelled_by_id(entry: object) -> int | None:
+    """Returns the id of a token that is spelled as a placeholder with its id, None for any other."""
+    text = entry.get("token") if isinstance(entry, dict) else entry
+    found = _BY_ID.fullmatch(text) if isinstance(text, str) else None
+    return int(found[1]) if found else None
 
 
 def to_rows(found: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
@@ -137,13 +169,37 @@ def to_rows(found: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Ro
     return rows
 
 
-def _first(values: object) -> object:
-    return values[0] if isinstance(values, list | tuple) and values else None
+def _listed(values: object, limit: int) -> Sequence[Any]:
+    return values[:limit] if isinstance(values, list | tuple) else ()
 
 
-def _encode(text: str) -> bytes | None:
-    unreadable = len(text) > _MAX_TOKEN_BYTES or _UNREADABLE.search(text)
-    return None if unreadable else text.encode("utf-8")
+def _entries(top: object, most: int) -> list[Entry]:
+    if isinstance(top, dict):
+        return list(islice(top.items(), most))
+    if isinstance(top, list | tuple):
+        return [(entry, entry.get("logprob")) for entry in top[:most] if isinstance(entry, dict)]
+    return []
+
+
+def _complete(raw: bytes | None, eos_texts: frozenset[str]) -> bytes | None:
+    try:
+        return None if raw is None else EOS if raw.decode("utf-8") in eos_texts else raw
+    except UnicodeError:
+        return None
+
+
+def _encoded(text: object) -> bytes | None:
+    if not isinstance(text, str) or len(text) > _MAX_TOKEN_BYTES or _UNREADABLE.search(text):
+        return None
+    try:
+        return text.encode("utf-8")
+    except UnicodeError:
+        return None
+
+
+def _by_id_field(fields: Mapping[str, object], spell: Spell | None) -> bytes | None:
+    number = fields.get("id", fields.get("token_id"))
+    return spell(number) if spell and isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def _reported_bytes(values: object) -> bytes | None:

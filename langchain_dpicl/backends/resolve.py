@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.backends.base import NextTokenBackend
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
+from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import unwrap
-from langchain_dpicl.exceptions import CapabilityError
+from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+TEXT_ONLY = frozenset({("langchain_anthropic", "ChatAnthropic"), ("langchain_anthropic", "AnthropicLLM")})
+"""Classes of models that have no logprobs, by package and name: they vote with their text without being probed."""
+
+_DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
+_NO_WRAPPER = "pass the model itself rather than a chain, fallback or configurable wrapper around it"
 
 
 def as_backend(llm: Any) -> NextTokenBackend:
-    """Returns the engine behind `llm`.
+    """Returns the engine behind `llm`, for writing token by token.
 
     Args:
       llm: an engine (taken as it is), a model or object that carries one as `backend`, or a LangChain chat or
@@ -33,15 +41,92 @@ def as_backend(llm: Any) -> NextTokenBackend:
     """
     if isinstance(llm, NextTokenBackend):
         return llm
-    inner, _ = unwrap(llm)
-    is_model = isinstance(inner, BaseChatModel | BaseLLM)
-    # Other runnables pass on attributes of what they wrap, but call something else than it: an engine is not theirs.
-    carried = getattr(inner, "backend", None) if is_model or not isinstance(inner, Runnable) else None
+    carried = _carried(llm)
     if isinstance(carried, NextTokenBackend):
         return carried
-    if is_model:
+    if _kind(llm) in {"chat", "completion"}:
         return LangChainBackend(llm)
+    name = type(unwrap(llm)[0]).__name__
+    if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
+        raise CapabilityError(
+            f"{name} chooses among given labels (LabelClassifier takes it) and cannot write text token by token; take "
+            "a chat or completion model that reports logprobs, or the embedded model"
+        )
+    raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
+
+
+def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> ChoiceBackend | NextTokenBackend:
+    """Returns the best that `llm` has for choosing among labels; never something less in silence.
+
+    | `llm` | engine |
+    |---|---|
+    | an engine, or something that carries one | itself |
+    | `OpenAIDecisions` | `DecisionsBackend`: a probability for every label |
+    | a chat or completion model | `LangChainBackend`: top tokens; the caller reads the labels' first tokens |
+    | a model of a class without logprobs (Anthropic's), or any with `votes="text"` | `TextVoteBackend`: one-hot votes |
+
+    Args:
+      llm: any of these, bound or not.
+      votes: "text" takes what the model writes as its vote, also where it reports logprobs.
+
+    Raises:
+      CapabilityError: `llm` is none of these, or reports no logprobs and `votes` is not "text".
+      ModelCallError: the model could not be reached.
+      UnsilencableModelError: it is a LangChain model that cannot be called in silence.
+      ConfigurationError: `votes` is something else.
+    """
+    if votes not in {None, "text"}:
+        raise ConfigurationError(f'expected votes="text" or None, found {votes!r}')
+    kind = _kind(llm)
+    if votes == "text":
+        return _text_votes(llm, kind)
+    for engine in (llm, _carried(llm)):
+        if isinstance(engine, ChoiceBackend | NextTokenBackend):
+            return engine
+    if kind == "decisions":
+        return DecisionsBackend(llm)
+    if kind in {"chat", "completion"}:
+        return TextVoteBackend(llm) if _is_one_of(unwrap(llm)[0], TEXT_ONLY) else _first_tokens(llm, kind)
     raise CapabilityError(
-        f"expected an engine or a LangChain chat or completion model, found {type(inner).__name__}; "
-        "pass the model itself rather than a chain, fallback or configurable wrapper around it"
+        "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
+        f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"
     )
+
+
+def _carried(llm: Any) -> Any:
+    inner, _ = unwrap(llm)
+    # Other runnables pass on attributes of what they wrap, but call something else than it: an engine is not theirs.
+    is_model = isinstance(inner, BaseChatModel | BaseLLM)
+    return getattr(inner, "backend", None) if is_model or not isinstance(inner, Runnable) else None
+
+
+def _text_votes(llm: Any, kind: str | None) -> TextVoteBackend:
+    if isinstance(llm, TextVoteBackend):
+        return llm
+    if kind in {"chat", "completion"}:
+        return TextVoteBackend(llm)
+    raise CapabilityError(
+        f'expected a LangChain chat or completion model with votes="text", found {type(unwrap(llm)[0]).__name__}; '
+        "leave votes out, or " + _NO_WRAPPER
+    )
+
+
+def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
+    """Labels stand right after the prompt, so it does not matter whether a chat model continues its own message."""
+    try:
+        return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
+    except CapabilityError as error:
+        said = str(error).rstrip(". ")
+    raise CapabilityError(f'{said}. For what the model writes to be its vote, without probabilities, give votes="text"')
+
+
+def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
+    inner, _ = unwrap(llm)
+    if isinstance(inner, BaseChatModel | BaseLLM):
+        return "chat" if isinstance(inner, BaseChatModel) else "completion"
+    return "decisions" if _is_one_of(inner, _DECISION_MODELS) else None
+
+
+def _is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:
+    """By name, so that no provider's package is imported: whoever holds such a model has imported it."""
+    return any((base.__module__.partition(".")[0], base.__name__) in classes for base in type(model).__mro__)

@@ -1,33 +1,41 @@
 """The one module that makes private LangChain calls. Knows no mechanism, no ledger and no provider.
 
-A call goes straight to the model's `_generate` or `_agenerate`, on a copy without callbacks, cache and verbosity, in
-an empty context with tracing off: no handler, tracer, cache or debug switch stands on that way. `.invoke` has them all
-on it, whatever its config says. What comes back is a `Reply`; an exception never does, as its text, its context chain
-and its frames would hold the prompt.
+A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a copy
+without callbacks, cache and verbosity, in an empty context with tracing off: no handler, tracer, cache or debug switch
+stands on that way. `.invoke` has them all on it, whatever its config says. `_preflight` refuses models with somebody
+else on the way, `_quiet` withholds logs and warnings and trips on runs started inside. What comes back is a `Reply`; an
+exception never does, as its text, its context chain and its frames would hold the prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
-from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
-from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
+from langchain_dpicl.backends._faults import sort
+from langchain_dpicl.backends._preflight import (
+    CLASSIFYING,
+    Kind,
+    Way,
+    hush_clients,
+    kind_and_doors,
+    refuse_open_models,
+)
+from langchain_dpicl.backends._quiet import RUNS_INSIDE, Call, begin, watching
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
 
 T = TypeVar("T")
-Render = Callable[[str], "str | list[BaseMessage]"]
-"""Turns the private prompt into what the model takes: text for a completion model, messages for a chat model."""
+Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
+"""Turns the private prompt into what the model takes: text for a completion model, messages for a chat model, a request
+(input and questions) for a decision model."""
 
 
 class Hidden(Generic[T]):
@@ -51,12 +59,13 @@ class Hidden(Generic[T]):
 
 @dataclass(frozen=True)
 class Answer:
-    """The first generation of a result, without its usage, ids and headers."""
+    """The first generation of a result, without its usage, ids and headers; or all of a decision model's response."""
 
     text: str = field(repr=False)
     logprobs: Any = field(repr=False)
     finish_reason: Any = field(repr=False)
     refused: bool = field(repr=False)
+    decision: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -67,12 +76,13 @@ class Reply:
       answer: the answer, or None.
       fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
         may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
+        Inside this module also "unsilent": somebody would have overheard the call, so it was not made or not finished.
       retry_after: seconds the provider asked to wait, if it did.
       detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
     """
 
     answer: Hidden[Answer] | None = field(default=None, repr=False)
-    fault: Literal["busy", "unreadable", "loop", "content"] | None = field(default=None, repr=False)
+    fault: Literal["busy", "unreadable", "loop", "content", "unsilent"] | None = field(default=None, repr=False)
     retry_after: float | None = field(default=None, repr=False)
     detail: str = ""
 
@@ -100,7 +110,7 @@ class RetryPolicy:
 
     def wait(self, reply: Reply, *, attempt: int) -> float | None:
         """Returns the seconds to wait before the next attempt; None: this reply is final."""
-        if reply.fault in {None, "content"} or attempt >= self.max_attempts:
+        if reply.fault in {None, "content", "unsilent"} or attempt >= self.max_attempts:
             return None
         if reply.fault != "busy":
             return 0.0
@@ -128,7 +138,7 @@ class Request:
     Attributes:
       prompt: the prompt.
       render: how the prompt becomes the model's input.
-      options: keyword arguments of the call, such as `max_tokens`.
+      options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
       is_readable: says whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may tell: "" of a private call; "kind" (type and status) of a public one; "text" of the
         probe, which comes before any private call: later texts may quote what private calls used.
@@ -148,17 +158,26 @@ class SilentModel:
       - A call runs on a model copy without callbacks, cache and verbosity, in an empty context with tracing off.
       - A reply depends on the model and the one request; no exception carries any of the request or the response.
       - The model's own `rate_limiter` is asked before every attempt.
+      - Nothing is logged, warned of or traced by a private call, and one that would be overheard is not made: it
+        abstains (fault "content"), and a public one raises UnsilencableModelError.
     """
 
-    def __init__(self, model: BaseChatModel | BaseLLM, bound: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, bound: Mapping[str, Any]) -> None:
         self._model = model
+        self._kind, self._doors = kind_and_doors(model)
+        self._way = Way(model)
         self._bound = dict(bound)
         self._limiter = getattr(model, "rate_limiter", None)
 
     @property
+    def kind(self) -> Kind:
+        """What the model takes: messages, text, or questions about a text."""
+        return self._kind
+
+    @property
     def is_chat(self) -> bool:
-        """Whether the model takes messages; otherwise it takes text."""
-        return isinstance(self._model, BaseChatModel)
+        """Whether the model takes messages."""
+        return self._kind == "chat"
 
     @property
     def name(self) -> str:
@@ -166,19 +185,25 @@ class SilentModel:
         named = getattr(self._model, "model_name", None) or getattr(self._model, "model", None)
         return named if isinstance(named, str) else type(self._model).__name__
 
+    def trouble(self) -> str:
+        """Returns who would overhear a call made now, and what to do about it; "" if nobody would."""
+        return self._way.trouble()
+
     def ask(self, request: Request, *, retry: RetryPolicy) -> Reply:
         """Makes one call and waits out what is worth waiting for."""
+        self._refuse_options(request)
         attempt = 1
         while True:
             reply = contextvars.Context().run(self._attempt, request)
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
-                return reply
+                return self._final(reply, request)
             time.sleep(wait)
             attempt += 1
 
     async def aask(self, request: Request, *, retry: RetryPolicy) -> Reply:
         """Is `ask`, awaitable; a client that belongs to another event loop is replaced by the blocking one."""
+        self._refuse_options(request)
         loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
             if is_lost:
@@ -188,41 +213,77 @@ class SilentModel:
                 is_lost = reply.fault == "loop"
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
-                return reply
+                return self._final(reply, request)
             await asyncio.sleep(wait)
             attempt += 1
 
     def _attempt(self, request: Request) -> Reply:
         """The private frame: what is private here gets no name, and what is raised stays here."""
+        call = begin(withholds=not request.explain)
+        if trouble := self.trouble():
+            return Reply(fault="unsilent", detail=trouble)
         try:
-            with tracing_context(enabled=False):
+            with tracing_context(enabled=False), watching(call, _probe_text(request)):
                 if self._limiter is not None:
                     self._limiter.acquire(blocking=True)
-                return _reply(request, self._model._generate(self._input(request), **self._options(request)))  # noqa: SLF001
+                reply = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
+            return self._if_untripped(reply, call)
         except KeyboardInterrupt as error:
             stop = _unmarked(error)
         except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
-            return _fault(error, explain=request.explain)
+            return self._if_untripped(_fault(error, explain=request.explain), call)
         raise stop  # outside the handler: the provider's exception is not its context
 
     async def _aattempt(self, request: Request) -> Reply:
         """Is `_attempt`, awaitable."""
+        call = begin(withholds=not request.explain)
+        if trouble := self.trouble():
+            return Reply(fault="unsilent", detail=trouble)
         try:
-            with tracing_context(enabled=False):
+            with tracing_context(enabled=False), watching(call, _probe_text(request)):
                 if self._limiter is not None:
                     await self._limiter.aacquire(blocking=True)
-                return _reply(request, await self._model._agenerate(self._input(request), **self._options(request)))  # noqa: SLF001
+                reply = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
+            return self._if_untripped(reply, call)
         except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
             if not _is_stop(error):
-                return _fault(error, explain=request.explain)
+                return self._if_untripped(_fault(error, explain=request.explain), call)
             stop = _unmarked(error)
         raise stop  # outside the handler: the provider's exception is not its context
 
-    def _input(self, request: Request) -> Any:
-        """Completion models take a list of texts, chat models one list of messages."""
-        return request.render(request.prompt.reveal()) if self.is_chat else [request.render(request.prompt.reveal())]
+    def _if_untripped(self, reply: Reply, call: Call) -> Reply:
+        """Returns the reply, unless a run was started inside the call: then its answer is not used either."""
+        if not call.tripped:
+            return reply
+        return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {RUNS_INSIDE}")
+
+    def _final(self, reply: Reply, request: Request) -> Reply:
+        """Tells of a call that would be overheard: in public by an exception, of a private row not at all."""
+        if reply.fault != "unsilent":
+            return reply
+        if request.explain:
+            raise UnsilencableModelError(reply.detail)
+        return Reply(fault="content")
+
+    def _refuse_options(self, request: Request) -> None:
+        if self._kind == "decisions" and request.options:
+            raise ConfigurationError(f"expected no options for a decision model, found {sorted(request.options)}")
+
+    def _door(self, number: int) -> Callable[..., Any]:
+        door: Callable[..., Any] = getattr(self._model, self._doors[number])
+        return door
+
+    def _input(self, request: Request) -> tuple[Any, ...]:
+        """Chat models take one list of messages, completion models a list of texts, decision models a request."""
+        if self._kind == "completion":
+            return ([request.render(request.prompt.reveal())],)
+        if self._doors == CLASSIFYING:
+            return _state_and_questions(request.render(request.prompt.reveal()))
+        return (request.render(request.prompt.reveal()),)
 
     def _options(self, request: Request) -> dict[str, Any]:
+        if self._kind == "decisions":
+            return {}
         return {**self._bound, **request.options}
 
 
@@ -242,22 +303,22 @@ def silence(model: Any) -> SilentModel:
     """Returns a silent copy of a LangChain model, bound or not; the given model is left as it is.
 
     Raises:
-      UnsilencableModelError: it is no chat or completion model, it holds another runnable or a callback handler of
-        its own (which would be called in the open), or it overrides LangChain's caching step (which is bypassed here).
+      UnsilencableModelError: it is no chat, completion or decision model; it holds another runnable or a callback
+        handler of its own (which would be called in the open), or overrides LangChain's caching step (which is
+        bypassed here); it is routed through the LangSmith gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    if not isinstance(inner, BaseChatModel | BaseLLM):
-        raise UnsilencableModelError(
-            f"expected a chat or completion model, found {type(inner).__name__}; "
-            "pass the model itself, not a chain, fallback or configurable wrapper around it"
-        )
-    _refuse_overrides(type(inner))
+    kind_and_doors(inner)
+    refuse_open_models(inner)
     fields = type(inner).model_fields
-    _refuse_company(type(inner).__name__, {name: getattr(inner, name, None) for name in fields})
     quiet = inner.model_copy(update={name: value for name, value in _QUIET.items() if name in fields})
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
-    return SilentModel(quiet, {name: value for name, value in bound.items() if name not in _DROPPED})
+    hush_clients(quiet)
+    silent = SilentModel(quiet, {name: value for name, value in bound.items() if name not in _DROPPED})
+    if trouble := silent.trouble():
+        raise UnsilencableModelError(trouble)
+    return silent
 
 
 # The first three are silence; the others make the answer one plain generation with its logprobs.
@@ -272,85 +333,50 @@ _QUIET: dict[str, Any] = {
     "echo": False,
 }
 _DROPPED = frozenset({"callbacks", "run_manager", "config", "stop", "stream", "n", "best_of", "echo"})
-_CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
-_BUSY_STATUS = frozenset({408, 409, 425, 429})
-_OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
-_BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer")
 
 
-def _refuse_overrides(kind: type) -> None:
-    for name in _CACHING_STEPS:
-        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
-        if owner is not None and not owner.__module__.startswith("langchain_core."):
-            raise UnsilencableModelError(
-                f"{kind.__name__} overrides {name}, a step that private calls leave out; "
-                "pass a model that puts its own work into _generate and _agenerate"
-            )
+def _state_and_questions(request: Any) -> tuple[Any, Any]:
+    """Decision models of langchain_core take the two apart and call the input "state"."""
+    return request["state"] if "state" in request else request["input"], request["questions"]
 
 
-def _refuse_company(kind: str, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        inside = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else [value]
-        watched = any(isinstance(item, Runnable | BaseCallbackHandler | BaseCallbackManager) for item in inside)
-        if watched and name != "callbacks":
-            raise UnsilencableModelError(
-                f"{kind} holds a runnable or callback handler in {name!r}, which would see the prompts; "
-                "pass the inner model itself"
-            )
+def _probe_text(request: Request) -> str:
+    """Returns what a probe asks; "" of any other call."""
+    return request.prompt.reveal() if request.explain == "text" else ""
 
 
 def _reply(request: Request, result: Any) -> Reply:
-    """Boxes the first generation of a ChatResult or LLMResult."""
+    """Boxes the first generation of a ChatResult or LLMResult, or a decision model's response."""
+    if hasattr(result, "answers"):
+        decided = Answer(text="", logprobs=None, finish_reason=None, refused=False, decision=result)
+        return Reply(Hidden(decided), fault=None if request.is_readable(decided) else "unreadable")
     first = result.generations[0]
-    answer = _answer(first[0] if isinstance(first, list) else first)
+    answer = _answer(first[0] if isinstance(first, list) else first, result.llm_output)
     return Reply(Hidden(answer), fault=None if request.is_readable(answer) else "unreadable")
 
 
-def _answer(generation: Any) -> Answer:
+def _answer(generation: Any, about: Any) -> Answer:
+    """Reads one generation, and what its result says `about` it: there Anthropic's class puts the reason of the end."""
     info = generation.generation_info or {}
-    extra = getattr(getattr(generation, "message", None), "additional_kwargs", None) or {}
+    message = getattr(generation, "message", None)
+    extra = getattr(message, "additional_kwargs", None) or {}
     return Answer(
         text=generation.text,
         logprobs=info.get("logprobs"),
-        finish_reason=info.get("finish_reason"),
-        refused=bool(extra.get("refusal")),
+        finish_reason=info.get("finish_reason") or (about.get("stop_reason") if isinstance(about, dict) else None),
+        refused=bool(extra.get("refusal") or getattr(message, "tool_calls", None)),
     )
 
 
 def _is_stop(error: BaseException) -> bool:
-    """Whether somebody stops this task, rather than a row's call raising what looks like a stop."""
+    """Whether somebody stops this task, whatever its call makes of that; what only looks like a stop is a fault."""
     task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-    return is_cancelled or isinstance(error, KeyboardInterrupt)
+    return isinstance(error, KeyboardInterrupt) or (task is not None and task.cancelling() > 0)
 
 
-def _fault(error: BaseException, *, explain: str) -> Reply:
-    """Sorts a failure; total, as attributes of foreign exceptions may raise."""
-    try:
-        status = _status(error)
-        names = [base.__name__ for base in type(error).__mro__]
-        busy = status in _BUSY_STATUS or status >= 500 or isinstance(error, TimeoutError | ConnectionError)
-        busy = busy or (status == 0 and any(mark in name for name in names for mark in _BUSY_NAMES))
-        lost = isinstance(error, RuntimeError) and bool(_OTHER_LOOP.search(str(error)))
-        detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
-        detail += f": {str(error)[:300]}" if explain == "text" else ""
-        return Reply(
-            fault="loop" if lost else "busy" if busy else "content", retry_after=_retry_after(error), detail=detail
-        )
-    except Exception:  # noqa: BLE001  see the docstring
-        return Reply(fault="content")
-
-
-def _status(error: BaseException) -> int:
-    """Returns the HTTP status of an exception, 0 where it has none."""
-    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else 0
-
-
-def _retry_after(error: BaseException) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    asked = str(headers.get("retry-after", ""))
-    return float(asked) if asked.isdecimal() and asked.isascii() else None
+def _fault(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply:
+    fault, retry_after, detail = sort(error, explain=explain)
+    return Reply(fault=fault, retry_after=retry_after, detail=detail)
 
 
 def _unmarked(error: BaseException) -> BaseException:

@@ -11,4 +11,5 @@ pytest.register_assert_rewrite(
     "tests.contracts.aggregation",
     "tests.contracts.backend",
     "tests.contracts.store",
+    "tests.contracts.front_room",
 )

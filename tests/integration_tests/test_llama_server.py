@@ -19,8 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import tiktoken
 from langchain_core.prompts import PromptTemplate
 
+from langchain_dpicl.backends._tokenizer import PublicTokenizer
+from langchain_dpicl.backends.base import TextBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.logprobs import EOS, first_position, next_token
 from langchain_dpicl.backends.resolve import as_backend
@@ -31,7 +34,8 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe
-from tests.tiny_gguf import build
+from tests.tiny_gguf import EOS as END
+from tests.tiny_gguf import SPECIALS, build, byte_alphabet, vocabulary
 
 pytest.importorskip("xllamacpp")
 pytest.importorskip("gguf")
@@ -188,6 +192,28 @@ def test_prefill_equals_completion_of_the_same_rendered_prompt(server: Server) -
         assert np.abs(rows - completion.open(rendered, prefix).score(domain)).max() < 1e-5
 
 
+def test_a_message_is_continued_by_itself_and_its_echo_is_not_read(server: Server) -> None:
+    """llama.cpp repeats the prefix in the text; the row is that of the new token."""
+    backend = server.full("chat")
+    assert backend.prefill == "plain"
+    asked = [{"role": "user", "content": PROMPTS[0]}, {"role": "assistant", "content": " card"}]
+    raw = server.post(
+        "/v1/chat/completions",
+        messages=asked,
+        max_tokens=1,
+        logprobs=True,
+        top_logprobs=server.size,
+        cache_prompt=False,
+    )
+    assert raw["choices"][0]["message"]["content"].startswith(" card")
+    expected = next_token(raw["choices"][0]["logprobs"])
+    row = backend.open(PROMPTS[:1], [b" card"]).score(backend.vocabulary())[0]
+    assert row == pytest.approx(np.array([expected.get(token, 0.0) for token in backend.vocabulary()]), abs=1e-6)
+    nothing_new = server.post("/v1/chat/completions", messages=asked, max_tokens=1, logit_bias={str(END): 100})
+    assert nothing_new["choices"][0]["message"]["content"] == " card"
+    assert nothing_new["choices"][0]["finish_reason"] == "stop"
+
+
 def test_instruct_is_another_distribution_and_says_so(server: Server) -> None:
     prefill, instruct = server.full("chat"), server.full("chat", continuation="instruct")
     domain = prefill.vocabulary()
@@ -196,6 +222,50 @@ def test_instruct_is_another_distribution_and_says_so(server: Server) -> None:
     then = [engine.open(PROMPTS, [b" card"]).score(domain) for engine in (prefill, instruct)]
     assert np.abs(first[0] - first[1]).max() < 1e-4
     assert np.abs(then[0] - then[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_completions_are_the_servers_own_texts_cut_at_the_first_stop_string(server: Server, kind: Kind) -> None:
+    backend = as_backend(server.model(kind))
+    assert isinstance(backend, TextBackend)
+    rendered = PROMPTS if kind == "completion" else [f"<|user|>{prompt}\n<|assistant|>" for prompt in PROMPTS]
+    options = {"max_tokens": 12, "temperature": 0, "cache_prompt": False}
+    raw = [server.post("/v1/completions", prompt=prompt, **options)["choices"][0]["text"] for prompt in rendered]
+    assert min(map(len, raw)) > 3
+    assert backend.complete(PROMPTS, max_tokens=12) == raw
+    assert await backend.acomplete(PROMPTS, max_tokens=12) == raw
+    stop = raw[0][3]
+    assert backend.complete(PROMPTS, max_tokens=12, stop=["never", stop]) == [text.split(stop)[0] for text in raw]
+    assert backend.complete(["card " * 6000, PROMPTS[1]], max_tokens=12) == ["", raw[1]]
+
+
+def local_encoding() -> tiktoken.Encoding:
+    """The tokenizer of the tiny model, built from the tables it is made from: no network."""
+    tokens, _ = vocabulary()
+    place = {letter: byte for byte, letter in enumerate(byte_alphabet())}
+    ranks = {
+        bytes(place[letter] for letter in token): number
+        for number, token in enumerate(tokens)
+        if number >= len(SPECIALS)
+    }
+    words = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    special = {token: number for number, token in enumerate(SPECIALS)}
+    return tiktoken.Encoding("tiny", pat_str=words, mergeable_ranks=ranks, special_tokens=special)
+
+
+class TestTokenizer:
+    def test_counts_as_the_server_does(self, server: Server) -> None:
+        backend = LangChainBackend(server.model("completion"), tokenizer=local_encoding())
+        for text in (*PROMPTS, "", "card 4711 ?\n\n naïve \U0001f600  the", "x" * 50):
+            assert backend.count_tokens(text) == len(server.post("/tokenize", content=text)["tokens"])
+        assert as_backend(server.model("completion")).count_tokens(PROMPTS[0]) == len(PROMPTS[0])
+
+    def test_spells_every_id_in_the_bytes_that_the_server_reports(self, server: Server) -> None:
+        tokenizer = PublicTokenizer(local_encoding())
+        raw = server.post("/v1/completions", prompt=PROMPTS[0], max_tokens=1, logprobs=server.size)
+        entries = [entry for entry, _ in first_position(raw["choices"][0]["logprobs"])]
+        assert len(entries) == server.size
+        assert all(tokenizer.spelled(entry["id"]) == bytes(entry["bytes"]) for entry in entries)  # type: ignore[index]
 
 
 def test_one_client_serves_one_event_loop_after_another(server: Server) -> None:
@@ -259,10 +329,11 @@ class PrivateCalls:
         return reply
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["top 20", "whole vocabulary"])
 class TestDemonstrations:
     """The main job, end to end: private records, a stock client, a real server, a template."""
 
-    def check(self, template: DPFewShotPromptTemplate, budget: PrivacyBudgetCallbackHandler) -> None:
+    def check(self, template: DPFewShotPromptTemplate, budget: PrivacyBudgetCallbackHandler, *, whole: bool) -> None:
         assert [sorted(example) for example in template.examples] == [["text"], ["text"]]
         assert template.format(input="is it pending ?").endswith("text: is it pending ?")
         assert template.epsilon <= 4.0
@@ -270,32 +341,38 @@ class TestDemonstrations:
         report = json.loads(budget.report().to_json())
         assert verify_report(report).ok
         public = report["shares"][0]["components"][0]["public"]
-        assert public["public_top_k"] == 20
+        assert public["public_top_k"] == (None if whole else 20)
         assert public["num_slots"] == 4
         assert not any(question in json.dumps(report) for question in QUESTIONS)
 
-    def test_are_written_by_a_chat_model(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(self, server: Server, kind: Kind, *, whole: bool) -> dict[str, Any]:
+        """The stock client itself, or the engine that asks it for every token."""
+        if whole:
+            return {**OPTIONS, "llm": server.full(kind), "public_top_k": None}
+        return {**OPTIONS, "llm": server.model(kind)}
+
+    def test_are_written_by_a_chat_model(self, server: Server, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
         calls = PrivateCalls(monkeypatch)
         budget = PrivacyBudgetCallbackHandler(epsilon=6.0, delta=1e-4)
         private = PrivateExamples([{"text": text} for text in QUESTIONS], public_size=len(QUESTIONS))
         template = DPFewShotPromptTemplate.from_private_examples(
-            private, llm=server.model("chat"), budget=budget, **OPTIONS
+            private, budget=budget, **self.given(server, "chat", whole=whole)
         )
-        self.check(template, budget)
+        self.check(template, budget, whole=whole)
         assert 2 * 4 <= calls.made <= 2 * 3 * 4
         assert calls.made % 4 == 0
         assert (calls.failed, calls.awaited) == (0, 0)
 
     async def test_are_written_by_an_awaited_completion_model(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+        self, server: Server, monkeypatch: pytest.MonkeyPatch, whole: bool
     ) -> None:
         calls = PrivateCalls(monkeypatch)
         budget = PrivacyBudgetCallbackHandler(epsilon=6.0, delta=1e-4)
         private = PrivateExamples([{"text": text} for text in QUESTIONS], public_size=len(QUESTIONS))
         template = await DPFewShotPromptTemplate.afrom_private_examples(
-            private, llm=server.model("completion"), budget=budget, **OPTIONS
+            private, budget=budget, **self.given(server, "completion", whole=whole)
         )
-        self.check(template, budget)
+        self.check(template, budget, whole=whole)
         assert 2 * 4 <= calls.made <= 2 * 3 * 4
         assert calls.failed == 0
         assert calls.awaited >= calls.made

@@ -15,7 +15,8 @@ TEXTS = sorted(
     path
     for pattern in ("*.md", "*.toml", "*.py", "Makefile", "NOTICE", "*.yaml", "*.json")
     for path in ROOT.rglob(pattern)
-    if not {".venv", ".venv-test", ".git", "build", "dist", "out", ".hypothesis"} & set(path.relative_to(ROOT).parts)
+    if not {".git", "build", "dist", "out", ".hypothesis"} & set(path.relative_to(ROOT).parts)
+    and not any(part.startswith(".venv") for part in path.relative_to(ROOT).parts)
 )
 
 

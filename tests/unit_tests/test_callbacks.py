@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, CallbackManager
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tracers import context as tracer_context
@@ -16,7 +16,6 @@ from langchain_core.tracers import context as tracer_context
 from langchain_dpicl.callbacks import (
     PrivacyBudgetCallbackHandler,
     get_privacy_budget_callback,
-    record_event,
     resolve_budget,
 )
 from langchain_dpicl.exceptions import (
@@ -37,11 +36,7 @@ def handler(name: str = "ours", **options: Any) -> PrivacyBudgetCallbackHandler:
 
 
 class Listener(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
-
-    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        self.heard.append((name, data))
+    """A handler that holds no budget."""
 
 
 # --- the handler ---------------------------------------------------------------------------------------------------
@@ -246,52 +241,6 @@ def test_threads_with_their_own_blocks_do_not_meet() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(inside, range(4)))
-
-
-# --- events --------------------------------------------------------------------------------------------------------
-
-
-def test_events_reach_observers_inside_a_run_and_nobody_outside() -> None:
-    listener = Listener()
-    record_event("dpicl.refused", {"requested": 1.0})
-    record_event("dpicl.refused", {"requested": 1.0}, {"callbacks": [listener]})
-    assert listener.heard == []
-
-    def refuse(_: Any) -> None:
-        record_event("dpicl.refused", {"requested": 1.0})
-
-    RunnableLambda(refuse).invoke(0, {"callbacks": [listener, handler()]})
-    assert listener.heard == [("dpicl.refused", {"requested": 1.0})]
-
-
-async def test_events_reach_async_observers_with_an_explicit_config() -> None:
-    heard: list[Any] = []
-
-    class Async(AsyncCallbackHandler):
-        async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-            heard.append((name, data))
-
-    async def refuse(_: Any, config: RunnableConfig) -> None:
-        record_event("dpicl.refused", {"remaining": 0.5}, config)
-
-    listener = Listener()
-    await RunnableLambda(refuse).ainvoke(0, {"callbacks": [listener, Async()]})
-    assert listener.heard == [("dpicl.refused", {"remaining": 0.5})]
-    assert heard == [("dpicl.refused", {"remaining": 0.5})]
-
-
-def test_an_observers_own_error_is_not_swallowed_here() -> None:
-    class Loud(BaseCallbackHandler):
-        raise_error = True
-
-        def on_custom_event(self, *args: Any, **kwargs: Any) -> None:
-            raise RuntimeError("the observer's own")
-
-    def refuse(_: Any) -> None:
-        record_event("dpicl.refused", {})
-
-    with pytest.raises(RuntimeError, match="the observer's own"):
-        RunnableLambda(refuse).invoke(0, {"callbacks": [Loud()]})
 
 
 def test_a_handler_shows_the_numbers_of_its_budget() -> None:

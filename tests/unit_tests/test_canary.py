@@ -5,7 +5,9 @@ Each front room runs inside a chain under every observer LangChain has; the same
 
 from __future__ import annotations
 
+import base64
 import copy
+import os
 import pickle
 from typing import Any
 
@@ -21,7 +23,7 @@ from langchain_dpicl.exceptions import DPICLError, RecordError, SynthesisInterru
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
+from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, locals_in, observe, said_by
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
 
 pytestmark = pytest.mark.loopback
@@ -78,6 +80,30 @@ def test_the_net_catches_the_naive_call() -> None:
     llm = model(callbacks=[recorder])
     seen = observe(lambda: llm.invoke(f"{RECORD}\nmy"), model_recorder=recorder)
     assert {"config callbacks", "model callbacks", "debug output", "LangSmith", "run collector"} <= leaks(seen)
+
+
+@pytest.mark.parametrize("canary", [RECORD, VOTE])
+def test_the_net_knows_a_canary_in_every_spelling(canary: str) -> None:
+    encoded = [base64.b64encode(f"{'-' * before}{canary}, and more".encode()).decode() for before in range(7)]
+    raw = canary.encode()
+    cut = [f"{canary[:11]}...", f"...{canary[-11:]}"]
+    for text in (canary, f"<{canary}>", str(list(raw)), str(list(raw)).replace(" ", ""), raw.hex(), *cut, *encoded):
+        assert canaries_in(text) == [canary]
+    assert canaries_in("zx-front canary 9137") == []
+
+
+def test_the_net_looks_into_what_an_exception_says_is_linked_to_and_came_through() -> None:
+    def component(records: list[str]) -> None:
+        try:
+            int(VOTE)
+        except ValueError:
+            raise ValueError("public") from None
+
+    with pytest.raises(ValueError) as caught:
+        component([RECORD])
+    assert canaries_in(said_by(caught.value)) == [VOTE]
+    assert canaries_in(locals_in(caught.value, frames_of=f"{os.sep}test_canary.py")) == [RECORD]
+    assert locals_in(caught.value) == ""
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["plain", "bound"])

@@ -3,6 +3,7 @@ import math
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,14 @@ from langchain_core.load import dumps
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from scipy.special import log_softmax, softmax
 
+from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.classification import LabelClassifier, content_free_probabilities, label_probabilities
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from tests.scripted_models import ScriptedLLM, StatusError, fixed
+from tests.unit_tests.backends.test_texts import TextChat, saying
 
 LABELS = ("card", "cash")
 PROMPT = PromptTemplate.from_template("Ticket: {input}\nQueue:")
@@ -377,7 +383,7 @@ def test_the_run_and_its_prompt_are_traced():
 
 def test_the_runnable_shows_labels_and_prompt_only():
     chain = classifier().as_runnable(PROMPT)
-    assert "LabelClassifier(labels=('card', 'cash'), calibrates=True)" in repr(chain)
+    assert "LabelClassifier(labels=('card', 'cash'), kind='whole labels', calibrates=True)" in repr(chain)
     assert "Queue" in dumps(chain)
     assert "classifier" not in chain.model_dump()
 
@@ -413,6 +419,9 @@ def test_the_async_numbers_are_the_sync_numbers():
         ({"content_free": "N/A"}, "content_free"),
         ({"content_free": ["N/A", None]}, "content_free"),
         ({"max_concurrency": 0}, "max_concurrency"),
+        ({"otherwise": "transfer"}, "otherwise"),
+        ({"otherwise": 3}, "otherwise"),
+        ({"votes": "images"}, "votes"),
     ],
 )
 def test_unusable_arguments_are_refused_by_name(changes, name):
@@ -453,3 +462,199 @@ async def test_calibration_needs_exactly_one_variable():
     with pytest.raises(ConfigurationError, match="inputs"):
         plain.classify(two, ["x"])
     assert classifier(engine).classify(two.partial(kind="mail"), ["x"]) == ["card"]
+
+
+# -- what is read of which model ----------------------------------------------------------------------------------
+
+QUICK = RetryPolicy(first_wait=0.001, max_wait=0.001)
+
+
+def voter(table: dict, otherwise: str = "card", **changes):
+    """A chat model that only writes text, as an engine."""
+    return TextVoteBackend(TextChat(say=saying(table, otherwise), raises=changes.pop("raises", {})), retry=QUICK)
+
+
+def decider(table: dict, **changes):
+    """A decision model, as an engine."""
+    pytest.importorskip("langchain_openai.decisions")
+    from tests.unit_tests.backends.test_decisions import ScriptedDecisions, telling
+
+    return DecisionsBackend(ScriptedDecisions(answer=telling(table), **changes), retry=QUICK)
+
+
+def test_what_is_read_is_named():
+    tops = fixed({" card": 0.5, " cash": 0.25})
+    for engine, kind, calibrates in (
+        (Choices(by_table(TABLE)), "whole labels", True),
+        (TopTokens(lambda _prompt: {}), "first tokens", True),
+        (ScriptedLLM(answer=tops), "first tokens", True),
+        (voter({}), "text votes", False),
+    ):
+        one = classifier(engine)
+        assert (one.kind, one.calibrates) == (kind, calibrates)
+        assert f"kind={kind!r}" in repr(one)
+    assert classifier(ScriptedLLM(answer=tops), votes="text").kind == "text votes"
+
+
+def test_a_model_without_logprobs_is_told_of_votes():
+    silent = ScriptedLLM(answer=fixed({" cash": 1.0}), payload=lambda _tops: None)
+    with pytest.raises(CapabilityError, match='votes="text"'):
+        classifier(silent)
+    assert classifier(silent, votes="text").classify(PROMPT, ["x"]) == ["cash"]
+
+
+async def test_votes_are_certain_and_go_to_the_label_that_is_written():
+    one = classifier(voter({"pin": "Queue: Cash."}))
+    assert one.probabilities(PROMPT, ["pin", "atm"]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    assert one.classify(PROMPT, ["pin", "atm"]) == await one.aclassify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+    coded = classifier(voter({"pin": "B"}, "A"), verbalizers={"card": " A", "cash": " B"})
+    assert coded.classify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+
+
+def test_votes_cannot_be_calibrated():
+    with pytest.raises(ConfigurationError, match=r"calibrate.*no probability"):
+        classifier(voter({}), calibrate=True)
+    assert classifier(voter({}), calibrate=False).calibration(PROMPT) is None
+
+
+def test_labels_that_a_vote_could_not_tell_apart_are_refused_at_once():
+    with pytest.raises(ConfigurationError, match="verbalizers"):
+        LabelClassifier(voter({}), labels=["US", "us"])
+    told = LabelClassifier(voter({}, "A"), labels=["US", "us"], verbalizers={"US": "A", "us": "B"})
+    assert told.classify(PROMPT, ["x"]) == ["US"]
+    assert LabelClassifier(voter({}, "card payment"), labels=["card", "card payment"]).classify(PROMPT, ["x"]) == [
+        "card payment"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+async def test_decisions_are_probabilities_of_whole_labels():
+    table = {"pin": {"card payment": 0.6, "card": 0.3}, "atm": {"card payment": 0.0, "card": 1.0}}
+    one = LabelClassifier(decider(table), labels=["card", "card payment"])
+    assert (one.kind, one.calibrates) == ("decisions", False)
+    expected = np.array([[1 / 3, 2 / 3], [1.0, 0.0]])
+    assert one.probabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+    assert await one.aprobabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+def test_decisions_are_calibrated_on_request():
+    table = {"kept": {"card": 0.7, "cash": 0.3}, "Ticket": {"card": 0.8, "cash": 0.2}}
+    one = classifier(decider(table), calibrate=True)
+    assert one.probabilities(PROMPT, ["kept"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+
+
+# -- answers without a label, and calls that fail -------------------------------------------------------------------
+
+
+# Engines whose answer to "pin" names no label, and to anything else names "cash".
+WITHOUT_A_LABEL = {
+    "votes": voter({"pin": "I cannot tell."}, "cash"),
+    "minus infinity": Choices(lambda prompt, choice: -math.inf if "pin" in prompt else -float(choice != " cash")),
+    "NaN": Choices(lambda prompt, choice: math.nan if "pin" in prompt else -float(choice != " cash")),
+    "failed row": FakeBackend(lambda _prompt, _prefix: {" cash": 0.9}, max_top_k=2, fail_rows_containing="pin"),
+}
+
+
+@pytest.mark.parametrize("engine", WITHOUT_A_LABEL.values(), ids=list(WITHOUT_A_LABEL))
+async def test_an_answer_without_a_label_is_an_error_and_never_the_first_label(engine):
+    one = classifier(engine, calibrate=False)
+    assert one.classify(PROMPT, ["atm"]) == ["cash"]
+    for call in (lambda: one.classify(PROMPT, ["pin"]), lambda: one.score(["pin"])):
+        with pytest.raises(ModelCallError, match=r"names none of the labels.*otherwise="):
+            call()
+    for acall in (lambda: one.aclassify(PROMPT, ["atm", "pin"]), lambda: one.ascore(["pin"])):
+        with pytest.raises(ModelCallError, match="names none of the labels"):
+            await acall()
+    counted = classifier(engine, calibrate=False, otherwise="cash")
+    assert counted.classify(PROMPT, ["pin", "atm"]) == await counted.aclassify(PROMPT, ["pin", "atm"])
+    assert counted.probabilities(PROMPT, ["pin"]).tolist() == [[0.0, 1.0]]
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+@pytest.mark.parametrize("kind", [voter, decider])
+async def test_a_public_call_that_fails_is_an_error_and_no_even_row(kind):
+    raises = {"down": StatusError("gateway", status_code=502)}
+    one = classifier(kind({}, raises=raises), otherwise="cash")  # which counts for answers, and there is none
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        one.probabilities(PROMPT, ["atm", "down"])
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        await one.aprobabilities(PROMPT, ["down"])
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+@pytest.mark.parametrize("kind", [voter, decider])
+async def test_one_failed_call_of_a_batch_fails_alone(kind):
+    raises = {"down": StatusError("gateway", status_code=502)}
+    table = {
+        "atm": {"card": 0.1, "cash": 0.9} if kind is decider else "cash",
+        "dunno": SimpleNamespace(answers={}) if kind is decider else "?",
+    }
+    chain = classifier(kind(table, raises=raises)).as_runnable(PROMPT)
+    inputs = ["atm", "down", {"wrong": 1}, "dunno", "atm"]
+    for found in (
+        chain.batch(inputs, return_exceptions=True),
+        await chain.abatch(inputs, return_exceptions=True),
+    ):
+        assert [found[0], found[4]] == ["cash", "cash"]
+        assert "HTTP 502" in str(found[1])
+        assert isinstance(found[2], KeyError)
+        assert "names none" in str(found[3])
+        assert {type(found[1]), type(found[3])} == {ModelCallError}
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        chain.batch(["atm", "down"])
+    with pytest.raises(ModelCallError, match="names none"):
+        await chain.ainvoke("dunno")
+
+
+async def test_after_an_error_no_further_call_is_made():
+    class Failing(TopTokens):
+        async def atop_tokens(self, prompt, prefix, *, top_k):
+            self.asked.append(prompt)
+            await asyncio.sleep(0.01)
+            if prompt == "0":
+                raise ModelCallError("down")
+            return [(b" card", 0.5)]
+
+        def top_tokens(self, prompt, prefix, *, top_k):
+            return asyncio.run(self.atop_tokens(prompt, prefix, top_k=top_k))
+
+    engine = Failing(lambda _prompt: {})
+    one = classifier(engine, calibrate=False, max_concurrency=2)
+    prompts = [str(number) for number in range(200)]
+    with pytest.raises(ModelCallError, match="down"):
+        await one.ascore(prompts)
+    await asyncio.sleep(0.1)
+    assert len(engine.asked) < 20
+    engine.asked.clear()
+    with pytest.raises(ModelCallError, match="down"):
+        await asyncio.to_thread(one.score, prompts)
+    assert len(engine.asked) < 20
+
+
+async def test_calls_of_voters_are_limited_by_the_run():
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def say(_text):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return "card"
+
+    one = classifier(TextVoteBackend(TextChat(say=say)), max_concurrency=3)
+    one.score([str(number) for number in range(12)])
+    assert 1 < most <= 3
+    most = 0
+    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    assert most == 1
+
+
+def test_content_free_inputs_without_a_label_are_an_error():
+    engine = Choices(lambda prompt, _choice: -math.inf if "MASK" in prompt else -1.0)
+    with pytest.raises(ModelCallError, match="names none"):
+        classifier(engine).classify(PROMPT, ["x"])

@@ -483,13 +483,13 @@ def synthesizer(monkeypatch):
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 async def test_private_examples_become_a_template_sync_and_async(cls, line, synthesizer):
-    private = Examples()
-    arguments = {"llm": "llm", "budget": "budget", "epsilon": 1.5, "example_prompt": line, "progress": False, **TASK}
+    private, llm = Examples(), FakeBackend(word_copier([" a"]), vocabulary=[" a"])
+    arguments = {"llm": llm, "budget": "budget", "epsilon": 1.5, "example_prompt": line, "progress": False, **TASK}
     first = cls.from_private_examples(private, **arguments)
     second = await cls.afrom_private_examples(private, **arguments)
     assert first == second == released_prompt(cls, line)
     assert [one.runs for one in synthesizer.built] == [[("run", False)], [("arun", False)]]
-    assert all(one.private is private for one in synthesizer.built)
+    assert all(one.private is private and one.options["llm"] is llm for one in synthesizer.built)
 
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)

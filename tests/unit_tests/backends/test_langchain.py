@@ -1,13 +1,8 @@
-"""LangChain models as engines: rows, continuation, capability probes and concurrency."""
+"""LangChain models as engines: rows, continuation, public calls, completions and what becomes of an outage."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import os
-import signal
-import threading
-import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 
@@ -23,11 +20,10 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain import CONTINUE, LangChainBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.silent import RetryPolicy, unwrap
-from langchain_dpicl.classification import LabelClassifier
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.contracts.backend import NextTokenContract
 from tests.scripted_models import (
@@ -169,6 +165,25 @@ class TestRowsThatFail:
         model = ScriptedChat(answer=by_word({"done": {}}, spread(WORDS)), finish_reason="stop")
         assert LangChainBackend(model).open(["done"], []).score(DOMAIN).tolist() == [[0.0, 0.0, 1.0]]
 
+    def test_an_echo_of_the_prefix_alone_is_an_end_at_once(self) -> None:
+        """Some servers repeat what they were given; nothing came after it."""
+
+        class Echoing(ScriptedChat):
+            def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                if messages[0].text != "done":
+                    return super()._generate(messages, *args, **kwargs)
+                self.seen.append(kwargs)
+                info = {"finish_reason": self.finish_reason, "logprobs": None}
+                message = AIMessage(messages[-1].text)
+                return ChatResult(generations=[ChatGeneration(message=message, generation_info=info)])
+
+        for finish_reason, row, num_calls in (("stop", [0.0, 0.0, 1.0], 1), ("length", [0.0, 0.0, 0.0], 8)):
+            model = Echoing(answer=fixed(spread(WORDS)), finish_reason=finish_reason)
+            session = LangChainBackend(model).open(["done"], [b" my", b" card"])
+            model.seen.clear()
+            assert session.score(DOMAIN).tolist() == [row]
+            assert len(model.seen) == num_calls  # an end is final; an answer without logprobs is asked for again
+
 
 class TestContinuation:
     def echoing(self, kind: type, **options: Any) -> tuple[LangChainBackend, list[str]]:
@@ -252,13 +267,13 @@ class TestPublicCalls:
         )
         assert [token for token, _ in found] == [word.encode() for word in WORDS[1:]]
 
-    async def test_raise_when_they_fail(self) -> None:
-        model = ScriptedChat(answer=ANSWERS, raises={"down": StatusError("gateway", status_code=502)})
-        backend = LangChainBackend(model, retry=QUICK)
-        with pytest.raises(ModelCallError, match=r"StatusError \(HTTP 502\)"):
-            backend.top_tokens("down", [], top_k=3)
-        with pytest.raises(ModelCallError):
-            await backend.atop_tokens("down", [], top_k=3)
+    async def test_raise_when_their_answer_cannot_be_read(self) -> None:
+        payload: Any = lambda tops: chat_payload(tops) if " w0" in tops else None  # noqa: E731
+        backend = LangChainBackend(ScriptedChat(answer=ANSWERS, payload=payload), retry=QUICK)
+        with pytest.raises(ModelCallError, match="brought no logprobs"):
+            backend.top_tokens("aaa", [], top_k=3)
+        with pytest.raises(ModelCallError, match="brought no logprobs"):
+            await backend.atop_tokens("aaa", [], top_k=3)
 
     def test_refuse_more_tokens_than_the_model_reports(self, backend: LangChainBackend) -> None:
         with pytest.raises(CapabilityError, match="top_k <= 20"):
@@ -270,269 +285,80 @@ class TestPublicCalls:
             backend.vocabulary()
 
 
-def rejecting(kind: str, most: int, *, reported: int = 20) -> tuple[Any, str]:
-    """A model whose server rejects more than `most` top tokens, and how the number is called there."""
-    base: Any = ScriptedChat if kind == "chat" else ScriptedLLM
-    name = "top_logprobs" if kind == "chat" else "logprobs"
-
-    class Rejecting(base):  # type: ignore[misc]
-        def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            if kwargs[name] > most:
-                self.seen.append(dict(kwargs))
-                raise StatusError(f"{name} must be at most {most}", status_code=400)
-            return super()._generate(*args, **kwargs)
-
-    def cut(payload: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda tops: payload(dict(list(tops.items())[: min(most, reported)]))
-
-    payload = chat_payload if kind == "chat" else legacy_payload
-    return Rejecting(answer=fixed(spread(WORDS)), payload=cut(payload)), name
+def limited() -> StatusError:
+    error = StatusError("slow down", status_code=429)
+    error.response = type("Response", (), {"headers": {"retry-after": "0"}, "status_code": 429})()  # type: ignore[attr-defined]
+    return error
 
 
-class TestProbe:
-    """Capabilities are checked when the engine is built, once, with public text."""
+OUTAGES: dict[str, Callable[[], Exception]] = {
+    "429": limited,
+    "500": lambda: StatusError("oops", status_code=500),
+    "503": lambda: StatusError("gateway", status_code=503),
+    "timeout": lambda: TimeoutError("too late"),
+    "no connection": lambda: ConnectionError("refused"),
+}
 
-    def test_is_one_call(self) -> None:
-        model = ScriptedChat(answer=ANSWERS)
-        LangChainBackend(model)
-        assert len(model.seen) == 1
 
-    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
-    def test_refuses_a_server_that_ignores_logprobs(self, kind: type) -> None:
-        with pytest.raises(CapabilityError, match=r"without logprobs.*llama\.cpp"):
-            LangChainBackend(kind(answer=ANSWERS, payload=lambda tops: None))
+@pytest.mark.parametrize("outage", OUTAGES)
+@pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
+class TestOutages:
+    """They are waited out, and told by public calls alone: private rows abstain and raise nothing."""
 
-    def test_does_not_take_an_early_end_for_logprobs(self) -> None:
-        with pytest.raises(CapabilityError, match="without logprobs"):
-            LangChainBackend(ScriptedChat(answer=fixed({}), finish_reason="stop"))
+    async def test_are_waited_out_by_public_calls_and_by_rows_alike(self, kind: type, outage: str) -> None:
+        model = kind(answer=ANSWERS, raises={"aaa": OUTAGES[outage]()})
+        backend = LangChainBackend(model, retry=QUICK)
+        for awaited in (False, True):
+            model.times["aaa"] = 3
+            model.seen.clear()
+            found = await backend.atop_tokens("aaa", [], top_k=1) if awaited else backend.top_tokens("aaa", [], top_k=1)
+            assert found == [(b" card", pytest.approx(0.5))]
+            model.times["aaa"] = 3
+            session = backend.open(["aaa"], [])
+            rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
+            assert rows[0, 0] == pytest.approx(0.5)
+            assert len(model.seen) == 4 + 4
 
-    def test_repeats_what_the_server_said(self) -> None:
-        model = ScriptedChat(
-            answer=ANSWERS, raises={"Quartz": StatusError("no assistant prefill here", status_code=400)}
-        )
-        with pytest.raises(CapabilityError, match="no assistant prefill here"):
-            LangChainBackend(model)
+    async def test_that_last_are_told_by_public_calls_alone(self, kind: type, outage: str) -> None:
+        error = OUTAGES[outage]()
+        model = kind(answer=ANSWERS, raises={"aaa": error})
+        backend = LangChainBackend(model, retry=RetryPolicy(max_attempts=3, first_wait=0.001, max_wait=0.001))
+        for awaited in (False, True):
+            model.seen.clear()
+            with pytest.raises(ModelCallError, match=type(error).__name__) as caught:
+                _ = await backend.atop_tokens("aaa", [], top_k=1) if awaited else backend.top_tokens("aaa", [], top_k=1)
+            assert caught.value.__cause__ is None
+            assert caught.value.__context__ is None
+            session = backend.open(["aaa"] * 2, [])
+            rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
+            assert not rows.any()
+            assert len(model.seen) == 3 + 2 * 3
 
-    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
-    @pytest.mark.parametrize("reported", [2, 5, 12, 19])
-    def test_takes_as_many_tokens_as_are_reported(self, kind: type, reported: int) -> None:
-        model = kind(answer=fixed(spread(WORDS[:reported])))
-        backend = as_backend(model)
-        assert backend.max_top_k == reported
-        assert len(backend.top_tokens("x", [], top_k=reported)) == reported
-        assert len(model.seen) == 2
-        with pytest.raises(CapabilityError, match=f"top_k <= {reported}"):
-            backend.top_tokens("x", [], top_k=reported + 1)
 
-    def test_takes_no_more_tokens_than_were_asked_for(self) -> None:
-        assert as_backend(ScriptedChat(answer=fixed(spread([*WORDS, " more"])))).max_top_k == 20
-
-    @pytest.mark.parametrize(
-        ("most", "asked", "taken"), [(19, [20, 10], 10), (8, [20, 10, 5], 5), (3, [20, 10, 5, 2], 2)]
-    )
-    @pytest.mark.parametrize("kind", ["chat", "completion"])
-    def test_asks_for_fewer_where_the_server_rejects_the_number(
-        self, kind: str, most: int, asked: list[int], taken: int
-    ) -> None:
-        model, name = rejecting(kind, most)
-        backend = as_backend(model)
-        assert backend.max_top_k == taken
-        assert [options[name] for options in model.seen] == asked
-        assert backend.open(["x"], []).score([b" w0"])[0, 0] > 0.0
-        assert model.seen[-1][name] == taken
-
-    def test_takes_what_is_reported_of_a_number_that_is_not_rejected(self) -> None:
-        model, _ = rejecting("chat", 12, reported=7)
-        assert as_backend(model).max_top_k == 7
-
-    def test_refuses_a_server_that_rejects_every_number(self) -> None:
-        model, _ = rejecting("chat", 0)
-        with pytest.raises(
-            CapabilityError, match=r"rejected a public probe.*at most 0.*LangChainBackend\(llm, max_top_k"
-        ):
-            as_backend(model)
-        assert [options["top_logprobs"] for options in model.seen] == [20, 10, 5, 2]
-
-    def test_refuses_a_single_token_unless_it_is_asked_for(self) -> None:
-        model = ScriptedChat(answer=fixed({" w": 0.9}))
-        with pytest.raises(CapabilityError, match=r"LangChainBackend\(llm, max_top_k=1\)"):
-            as_backend(model)
-        assert LangChainBackend(model, max_top_k=1).max_top_k == 1
-
-    def test_holds_the_server_to_a_number_that_was_given(self) -> None:
-        with pytest.raises(CapabilityError, match=r"LangChainBackend\(llm, max_top_k=5\)"):
-            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))), max_top_k=20)
-        assert LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))), max_top_k=5).max_top_k == 5
-        model, _ = rejecting("chat", 10)
-        with pytest.raises(CapabilityError, match="at most 10"):
-            LangChainBackend(model, max_top_k=20)
-        assert len(model.seen) == 1
-
-    def test_lets_the_front_rooms_take_a_model_that_reports_five(self) -> None:
-        model = ScriptedLLM(answer=fixed(spread([" yes", " no", " a", " b", "\n"])))
-        scores = LabelClassifier(model, labels=["yes", "no"], calibrate=False).score(["is it?"])
-        assert scores[0, 0] > scores[0, 1]
-        template = DPFewShotPromptTemplate.from_private_examples(
+class TestAnOutageDuringARelease:
+    def template(self, raises: dict[str, Exception], budget: PrivacyBudgetCallbackHandler) -> DPFewShotPromptTemplate:
+        model = ScriptedLLM(answer=fixed(spread([" yes", " no", " a", " b", "\n"])), raises=raises)
+        return DPFewShotPromptTemplate.from_private_examples(
             PrivateExamples([{"text": f"case {number}"} for number in range(40)], public_size=40),
-            llm=model,
-            budget=Budget(epsilon=8.0, delta=1e-3),
+            llm=LangChainBackend(model, retry=RetryPolicy(max_attempts=2, first_wait=0.0)),
+            budget=budget,
             epsilon=8.0,
             example_prompt=PromptTemplate.from_template("text: {text}"),
             suffix="text: {input}",
+            instruction="Words.",
             max_tokens=2,
         )
+
+    def test_of_private_calls_alone_shows_in_nothing(self) -> None:
+        budget = PrivacyBudgetCallbackHandler(epsilon=9.0, delta=1e-3)
+        template = self.template({"case": StatusError("down", status_code=503)}, budget)
         assert set(template.examples[0]["text"].split()) <= {"yes", "no", "a", "b"}
+        assert budget.remaining_epsilon == pytest.approx(1.0)  # the whole charge, as ever
 
-    @pytest.mark.parametrize("error", [ConnectionError("refused"), StatusError("loading", status_code=503)])
-    def test_says_soon_that_a_server_cannot_be_reached(self, error: Exception) -> None:
-        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error})
-        started = time.monotonic()
-        with pytest.raises(ModelCallError, match=rf"could not be reached.*{type(error).__name__}"):
-            as_backend(model)
-        assert time.monotonic() - started < 5.0
-        assert len(model.seen) == 2
-
-    def test_waits_once_for_a_busy_server_but_not_as_long_as_the_provider_likes(self) -> None:
-        error = StatusError("slow down", status_code=429)
-        error.response = type("Response", (), {"headers": {"retry-after": "60"}, "status_code": 429})()  # type: ignore[attr-defined]
-        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error}, times={"Quartz": 1})
-        started = time.monotonic()
-        assert LangChainBackend(model, retry=RetryPolicy(max_wait=0.01)).max_top_k == 20
-        assert time.monotonic() - started < 1.0
-
-    def test_has_all_the_patience_with_an_answer_that_another_try_may_better(self) -> None:
-        payloads = iter([None] * 5)
-        model = ScriptedChat(answer=ANSWERS, payload=lambda tops: next(payloads, chat_payload(tops)))
-        assert as_backend(model).max_top_k == 20
-        assert len(model.seen) == 6
-
-    @pytest.mark.parametrize("first", ["Qu", "Quartz", "h", "Hum"])
-    def test_refuses_a_chat_that_starts_a_new_message(self, first: str) -> None:
-        model = ScriptedChat(answer=fixed({first: 0.5, **spread(WORDS, mass=0.4)}))
-        with pytest.raises(CapabilityError, match="continuation='instruct'"):
-            LangChainBackend(model)
-        assert LangChainBackend(model, continuation="instruct").continuation == "instruct"
-
-    def test_accepts_a_chat_that_goes_on(self) -> None:
-        model = ScriptedChat(answer=fixed({" hum": 0.5, **spread(WORDS, mass=0.4)}))
-        assert LangChainBackend(model).continuation == "prefill"
-
-    @pytest.mark.parametrize("asked", [20, -1])
-    def test_learns_the_whole_vocabulary(self, asked: int) -> None:
-        model = ScriptedChat(answer=by_word({"aaa": {" w1": 1.0}}, spread(WORDS, mass=0.9999)))
-        backend = LangChainBackend(model, full_vocabulary=asked)
-        assert backend.max_top_k is None
-        assert set(backend.vocabulary()) == {b"", *(word.encode() for word in WORDS)}
-        assert model.seen[0]["top_logprobs"] == asked
-        assert backend.top_tokens("aaa", [], top_k=500) == [(b" w1", 1.0)]
-
-    @pytest.mark.parametrize(("asked", "mass"), [(20, 0.9), (-1, 0.9), (500, 0.9999)])
-    def test_refuses_part_of_a_vocabulary(self, asked: int, mass: float) -> None:
-        with pytest.raises(CapabilityError, match="found 20 tokens"):
-            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS, mass=mass))), full_vocabulary=asked)
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [{"max_top_k": 0}, {"max_top_k": True}, {"max_top_k": 2.0}, {"full_vocabulary": -2}, {"max_concurrency": 0}],
-    )
-    def test_impossible_numbers_are_refused_before_any_call(self, wrong: dict[str, Any]) -> None:
-        model = ScriptedChat(answer=ANSWERS)
-        with pytest.raises(ConfigurationError, match="whole number"):
-            LangChainBackend(model, **wrong)
-        assert model.seen == []
-
-
-class Gauge:
-    """How many calls run at once."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self.threads: set[str] = set()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-            self.threads.add(threading.current_thread().name)
-
-    def __exit__(self, *args: object) -> None:
-        with self._lock:
-            self.now -= 1
-
-
-class TestConcurrency:
-    def slow(self, gauge: Gauge) -> ScriptedChat:
-        class Slow(ScriptedChat):
-            def _generate(self, *args: Any, **kwargs: Any) -> Any:
-                with gauge:
-                    time.sleep(0.02)
-                    return super()._generate(*args, **kwargs)
-
-            async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
-                with gauge:
-                    await asyncio.sleep(0.02)
-                    return super()._generate(*args, **kwargs)
-
-        return Slow(answer=ANSWERS)
-
-    @pytest.mark.parametrize("limit", [1, 3])
-    async def test_rows_run_together_up_to_the_limit(self, limit: int) -> None:
-        prompts = ["aaa", "bbb"] * 4
-        expected = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(prompts, []).score(DOMAIN)
-        for awaited in (False, True):
-            gauge = Gauge()
-            session = LangChainBackend(self.slow(gauge), max_concurrency=limit).open(prompts, [])
-            rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
-            assert gauge.most == limit
-            assert np.array_equal(rows, expected)
-
-    def test_threads_are_kept_for_the_next_token(self) -> None:
-        gauge = Gauge()
-        session = LangChainBackend(self.slow(gauge), max_concurrency=2).open(["aaa"] * 4, [])
-        for _ in range(3):
-            session.score(DOMAIN)
-        assert len({name for name in gauge.threads if name.startswith("dpicl")}) == 2
-
-    def test_one_engine_serves_several_event_loops(self) -> None:
-        backend = LangChainBackend(ScriptedChat(answer=ANSWERS), max_concurrency=1)
-        results: list[Any] = []
-
-        def run() -> None:
-            results.append(asyncio.run(backend.open(["aaa"] * 3, []).ascore(DOMAIN)))
-
-        for _ in range(2):
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-        assert np.array_equal(results[0], results[1])
-
-    async def test_a_cancelled_release_stops_its_calls(self) -> None:
-        gauge = Gauge()
-        backend = LangChainBackend(self.slow(gauge), max_concurrency=2)
-        task = asyncio.create_task(backend.open(["aaa"] * 50, []).ascore(DOMAIN))
-        await asyncio.sleep(0.03)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert gauge.now == 0
-
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-    @pytest.mark.filterwarnings("ignore:This process")
-    def test_a_forked_process_gets_threads_of_its_own(self) -> None:
-        backend = LangChainBackend(ScriptedChat(answer=ANSWERS))
-        session = backend.open(["aaa"], [])
-        expected = session.score(DOMAIN)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if np.array_equal(session.score(DOMAIN), expected) else 1)
-        deadline = time.monotonic() + 10.0
-        while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if status[0] == 0:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        assert status == (child, 0)
+    def test_of_the_public_call_ends_it(self) -> None:
+        budget = PrivacyBudgetCallbackHandler(epsilon=9.0, delta=1e-3)
+        with pytest.raises(ModelCallError, match="HTTP 503"):
+            self.template({"Words.": StatusError("down", status_code=503)}, budget)
 
 
 class TestSmallThings:
@@ -544,12 +370,13 @@ class TestSmallThings:
     def test_it_shows_its_public_settings(self) -> None:
         engine = LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:7]))), continuation="instruct")
         assert repr(engine) == "LangChainBackend('scripted-chat', continuation='instruct', max_top_k=7)"
+        plain = LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS))))
+        assert repr(plain) == "LangChainBackend('scripted-chat', continuation='prefill', prefill='plain', max_top_k=20)"
         whole = LangChainBackend(ScriptedLLM(answer=fixed(spread(WORDS, mass=0.9999))), full_vocabulary=20)
         assert repr(whole) == "LangChainBackend('ScriptedLLM', continuation='completion', max_top_k=None)"
 
-    def test_tokens_are_counted_by_their_bytes_or_as_told(self, backend: LangChainBackend) -> None:
+    def test_tokens_are_counted_by_their_bytes(self, backend: LangChainBackend) -> None:
         assert backend.count_tokens("é a") == 4
-        assert LangChainBackend(MODELS["chat"], count_tokens=lambda text: len(text.split())).count_tokens("a b") == 2
 
     def test_tokens_decode_together(self, backend: LangChainBackend) -> None:
         assert backend.decode([b"caf", b"\xc3", b"\xa9", backend.eos]) == "café"
@@ -559,6 +386,13 @@ class TestSmallThings:
     def test_other_spellings_of_the_end_can_be_declared(self) -> None:
         model = ScriptedLLM(answer=fixed({"<halt>": 0.5, **spread(WORDS, mass=0.4)}))
         assert LangChainBackend(model, eos_texts={"<halt>"}).open(["x"], []).score([b""])[0, 0] == pytest.approx(0.5)
+
+    @pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta")
+    def test_a_decision_model_is_sent_to_its_own_engine(self) -> None:
+        decisions = pytest.importorskip("langchain_openai.decisions")
+        model = decisions.OpenAIDecisions(model="gpt-6-luna", api_key="none", base_url="http://127.0.0.1:9/v1")
+        with pytest.raises(CapabilityError, match="DecisionsBackend"):
+            LangChainBackend(model)
 
     def test_sessions_show_no_prompt(self, backend: LangChainBackend) -> None:
         session = backend.open(["very private"], [])

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import gc
+import importlib
+import inspect
+import json
 import pickle
 import time
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from langchain_core.language_models import FakeListChatModel
+from langchain_core.language_models import BaseChatModel, BaseLLM, FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnableSerializable
+from langchain_core.runnables.config import ensure_config
 from langsmith import traceable
 from pydantic import Field
 
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, ProbePolicy, Reply, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
-from tests.canary import CHANNELS, RECORD, VOTE, Recorder, aobserve, describe, leaks, observe
+from tests.canary import CHANNELS, RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word, fixed
+from tests.unit_tests.backends.canned_provider import Provider, provider
 
 TICKET = "Ticket:"
 PROMPT = f"{TICKET} {RECORD}"
@@ -98,19 +107,19 @@ class TestNobodySeesAPrivateCall:
         naive = observe(lambda: model.invoke(PROMPT), model_recorder=recorder)
         assert leaks(naive) >= {"exception", "config callbacks", "model callbacks", "LangSmith", "debug output", "logs"}
 
-    async def test_a_model_that_traces_and_runs_runnables_inside_is_silent_too(self) -> None:
-        """Tracing off and the empty context are each needed here: nothing else stops what starts inside the model."""
+    async def test_a_model_that_traces_inside_is_silent_too(self) -> None:
+        """Tracing off is needed here: nothing else stops what LangSmith's decorators start inside the model."""
 
         @traceable
         def inside(text: str) -> str:
             return text
 
-        class Chatty(ScriptedChat):
+        class Traced(ScriptedChat):
             def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-                RunnableLambda(inside).invoke(inside(messages[0].text))
+                inside(messages[0].text)
                 return super()._generate(messages, *args, **kwargs)
 
-        model = Chatty(answer=ANSWERS)
+        model = Traced(answer=ANSWERS)
         session = LangChainBackend(model, max_top_k=1).open([PROMPT], [])
         alone = silence(model)  # in this very thread, where the caller's context is
         seen = [
@@ -118,9 +127,26 @@ class TestNobodySeesAPrivateCall:
             observe(lambda: alone.ask(request(), retry=QUICK)),
             await aobserve(lambda: session.ascore(DOMAIN)),
         ]
-        assert [leaks(one) - {"debug output"} for one in seen] == [set()] * 3
+        assert [leaks(one) for one in seen] == [set()] * 3
         naive = await aobserve(lambda: model._agenerate([HumanMessage(PROMPT)]))
-        assert leaks(naive) >= {"LangSmith", "run collector", "astream_events"}
+        assert leaks(naive) >= {"LangSmith"}
+
+    async def test_the_empty_context_hides_a_private_call_from_what_asks_for_its_config(self) -> None:
+        """A model that calls the handlers of its config by hand, which no tripwire sees, finds none."""
+
+        class Nosy(ScriptedChat):
+            def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                callbacks = ensure_config()["callbacks"]
+                for handler in getattr(callbacks, "handlers", ()):
+                    if isinstance(handler, Recorder):
+                        handler.lines.append(messages[0].text)
+                return super()._generate(messages, *args, **kwargs)
+
+        model = Nosy(answer=ANSWERS)
+        alone = silence(model)
+        assert leaks(observe(lambda: alone.ask(request(), retry=QUICK))) == set()
+        assert leaks(await aobserve(lambda: alone.aask(request(), retry=QUICK))) == set()
+        assert leaks(observe(lambda: model._generate([HumanMessage(PROMPT)]))) >= {"config callbacks"}
 
     def test_a_public_failure_shows_no_private_text_either(self) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"public": StatusError("offline", status_code=400)})
@@ -173,6 +199,54 @@ class TestStops:
             await task
         assert RECORD not in describe(caught.value)
 
+    async def test_a_call_that_answers_its_cancellation_by_an_error_is_cancelled_all_the_same(self) -> None:
+        class Converts(ScriptedChat):
+            async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    raise ConnectionError(messages) from None
+
+        task = asyncio.create_task(silence(Converts(answer=fixed({}))).aask(request(), retry=QUICK))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert RECORD not in describe(caught.value)
+
+    async def test_the_event_loop_s_own_debug_log_shows_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It writes out tasks, their results and what they wait for; the naive task shows that it does."""
+
+        def hold() -> None:
+            time.sleep(0.02)
+
+        class Slow(ScriptedChat):
+            async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                hold()
+                reply = await super()._agenerate(messages, *args, **kwargs)
+                hold()
+                return reply
+
+        async def naive(text: str) -> str:
+            hold()
+            return text
+
+        loop = asyncio.get_running_loop()
+        before = loop.get_debug(), loop.slow_callback_duration
+        loop.set_debug(True)
+        loop.slow_callback_duration = 0.01
+        caplog.set_level("DEBUG")
+        try:
+            await silence(Slow(answer=fixed({VOTE: 1.0}))).aask(request(), retry=QUICK)
+            shown, ours = caplog.text, caplog.text.count("Executing")
+            await asyncio.create_task(naive(RECORD))
+        finally:
+            loop.set_debug(before[0])
+            loop.slow_callback_duration = before[1]
+        assert ours >= 2
+        assert not canaries_in(shown)
+        assert canaries_in(caplog.text) == [RECORD]
+
     def test_an_unknown_base_exception_abstains(self) -> None:
         class Strange(BaseException):
             pass
@@ -206,7 +280,7 @@ class TestStops:
             request(Text(PROMPT)), retry=QUICK
         )
         gc.collect()
-        assert not [item for item in gc.get_objects() if isinstance(item, Text)]
+        assert not [item for item in gc.get_objects() if type(item) is Text]
 
 
 class TestWaiting:
@@ -248,6 +322,17 @@ class TestWaiting:
         model = Lost(answer=fixed({"a": 1.0}), raises={TICKET: StatusError("x", status_code=503)}, times={TICKET: 2})
         assert (await silence(model).aask(request(), retry=QUICK)).answer is not None
         assert model.seen == [{"awaited": True}, {}, {}, {}]
+
+    async def test_the_loop_s_complaint_is_found_under_the_connection_error_of_an_sdk(self) -> None:
+        class Lost(ScriptedChat):
+            async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+                raise ConnectionError("Connection error.") from RuntimeError("Event loop is closed")
+
+        policy = RetryPolicy(max_attempts=2, first_wait=60.0)  # a busy server would be waited for
+        started = time.monotonic()
+        reply = await silence(Lost(answer=fixed({"a": 1.0}))).aask(request(), retry=policy)
+        assert reply.answer is not None
+        assert time.monotonic() - started < 30.0
 
     async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_then_given(self) -> None:
         model = chat()
@@ -382,6 +467,169 @@ class TestSilence:
         reply = silence(FakeListChatModel(responses=["yes"])).ask(request(), retry=QUICK)
         assert reply.answer is not None
         assert reply.answer.reveal().text == "yes"
+
+
+def decision_request(text: str = PROMPT, **options: Any) -> Request:
+    questions = {"label": decisions().Choice(instructions="Which?", choices={VOTE: None, "plain": None})}
+    return Request(Hidden(text), lambda prompt: {"input": prompt, "questions": questions}, options)
+
+
+def decisions() -> Any:
+    return pytest.importorskip("langchain_openai.decisions", reason="this langchain-openai has no decisions")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Provider]:
+    with provider() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def built(served: Provider) -> Any:
+    decisions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is in beta
+        return served.models["OpenAIDecisions"]()
+
+
+@pytest.mark.loopback
+class TestDecisions:
+    @pytest.fixture
+    def model(self, served: Provider, built: Any) -> Any:
+        served.bodies.clear()
+        return built
+
+    async def test_the_whole_response_is_the_answer_sync_and_async(self, model: Any, served: Provider) -> None:
+        silent = silence(model)
+        assert (silent.kind, silent.is_chat, silent.name) == ("decisions", False, "m")
+        for reply in (
+            silent.ask(decision_request(), retry=QUICK),
+            await silent.aask(decision_request(), retry=QUICK),
+        ):
+            assert reply.fault is None
+            assert reply.answer is not None
+            decision = reply.answer.reveal().decision
+            assert decision.choices["label"].probabilities == {VOTE: 0.75, "plain": 0.25}
+            assert VOTE not in f"{reply} {reply.answer} {reply.answer.reveal()}"
+        assert [json.loads(body)["input"] for body in served.bodies] == [PROMPT] * 2
+
+    async def test_nobody_sees_a_private_decision(self, model: Any) -> None:
+        silent = silence(model)
+        assert leaks(observe(lambda: silent.ask(decision_request(), retry=QUICK))) == set()
+        assert leaks(await aobserve(lambda: silent.aask(decision_request(), retry=QUICK))) == set()
+        asked = decision_request().render(PROMPT)
+        assert leaks(observe(lambda: model.invoke(asked))) >= {"run collector", "LangSmith"}
+        assert leaks(await aobserve(lambda: model.ainvoke(asked))) >= {"astream_events", "run collector"}
+
+    def test_bindings_retries_and_configs_are_taken_off(self, model: Any, served: Provider) -> None:
+        wrapped = model.with_config(tags=["x"]).bind(temperature=3).with_retry(stop_after_attempt=9)
+        assert silence(wrapped).ask(decision_request(), retry=QUICK).fault is None
+        assert "temperature" not in served.bodies[0]
+
+    def test_options_are_refused(self, model: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"no options for a decision model, found \['logprobs'\]"):
+            silence(model).ask(decision_request(logprobs=True), retry=QUICK)
+
+    async def test_a_failure_abstains_and_an_unreadable_answer_is_asked_for_again(
+        self, model: Any, served: Provider
+    ) -> None:
+        broken = Request(Hidden(PROMPT), lambda prompt: {"input": prompt}, {})
+        assert silence(model).ask(broken, retry=QUICK) == Reply(fault="content")
+        never = dataclasses.replace(decision_request(), is_readable=lambda answer: answer.decision is None)
+        reply = await silence(model).aask(never, retry=RetryPolicy(max_attempts=3, first_wait=0.0))
+        assert (reply.fault, len(served.bodies)) == ("unreadable", 3)
+
+    def test_a_runnable_that_only_has_such_methods_is_no_decision_model(self) -> None:
+        class Router(RunnableLambda):
+            def _decide(self, request: Any) -> Any: ...
+
+            async def _adecide(self, request: Any) -> Any: ...
+
+        with pytest.raises(UnsilencableModelError, match="expected a chat or completion model or OpenAIDecisions"):
+            silence(Router(str))
+
+    def test_a_decision_model_that_lost_the_methods_we_call_is_refused(self) -> None:
+        class OpenAIDecisions(RunnableLambda):
+            __module__ = "langchain_openai.decisions.base"
+
+            def _decide(self, request: Any) -> Any: ...
+
+        with pytest.raises(UnsilencableModelError, match="found OpenAIDecisions"):
+            silence(OpenAIDecisions(str))
+
+    async def test_a_decision_model_of_langchain_core_is_asked_by_its_own_methods(self) -> None:
+        class Classifier(core_decision_model()):  # type: ignore[misc]
+            @property
+            def _provider(self) -> str:
+                return "test"
+
+            def _classify(self, state: Any, questions: Any) -> Any:
+                return SimpleNamespace(answers=dict.fromkeys(questions, state))
+
+            async def _aclassify(self, state: Any, questions: Any) -> Any:
+                return self._classify(f"async {state}", questions)
+
+        silent = silence(Classifier(model="m"))
+        assert silent.kind == "decisions"
+        as_input = Request(Hidden(PROMPT), lambda text: {"input": text, "questions": {"label": 1}}, {})
+        as_state = Request(Hidden(PROMPT), lambda text: {"state": text, "questions": {"q": 1}}, {})
+        first = silent.ask(as_input, retry=QUICK).answer
+        second = (await silent.aask(as_state, retry=QUICK)).answer
+        assert first is not None
+        assert first.reveal().decision.answers == {"label": PROMPT}
+        assert second is not None
+        assert second.reveal().decision.answers == {"q": f"async {PROMPT}"}
+
+
+def core_decision_model() -> Any:
+    """The base class of langchain-core 1.8 and later; before that, one of the same name and place."""
+    try:
+        from langchain_core.decisions import BaseDecisionModel
+    except ImportError:
+
+        class BaseDecisionModel(RunnableSerializable):
+            __module__ = "langchain_core.decisions.base"
+            model: str
+
+            def invoke(self, *args: Any, **kwargs: Any) -> Any:
+                raise AssertionError("private calls do not go through invoke")
+
+    return BaseDecisionModel
+
+
+class TestTheMethodsThatAreCalledPrivately:
+    """They are not public, so every supported version must have them as they are called here."""
+
+    @pytest.mark.parametrize("name", ["_generate", "_agenerate"])
+    @pytest.mark.parametrize(("kind", "first"), [(BaseChatModel, "messages"), (BaseLLM, "prompts")])
+    def test_langchain_core(self, kind: type, first: str, name: str) -> None:
+        found = inspect.signature(getattr(kind, name)).parameters
+        assert list(found) == ["self", first, "stop", "run_manager", "kwargs"]
+        assert found["stop"].default is found["run_manager"].default is None
+        assert inspect.iscoroutinefunction(getattr(kind, name)) == name.startswith("_a")
+
+    @pytest.mark.parametrize(
+        ("package", "kind"),
+        [("langchain_openai", "ChatOpenAI"), ("langchain_openai", "OpenAI"), ("langchain_anthropic", "ChatAnthropic")],
+    )
+    def test_the_stock_clients(self, package: str, kind: str) -> None:
+        client = getattr(importlib.import_module(package), kind)
+        for name in ("_generate", "_agenerate"):
+            first = "prompts" if kind == "OpenAI" else "messages"
+            found = list(inspect.signature(getattr(client, name)).parameters)
+            assert found == ["self", first, "stop", "run_manager", "kwargs"]
+
+    @pytest.mark.parametrize("name", ["_decide", "_adecide"])
+    def test_openai_decisions(self, name: str) -> None:
+        found = getattr(decisions().OpenAIDecisions, name)
+        assert list(inspect.signature(found).parameters) == ["self", "request"]
+        assert inspect.iscoroutinefunction(found) == (name == "_adecide")
+        assert set(decisions().DecisionRequest.__annotations__) == {"input", "questions"}
+
+    def test_decision_models_of_langchain_core(self) -> None:
+        base = pytest.importorskip("langchain_core.decisions", reason="langchain-core < 1.8").BaseDecisionModel
+        for name in ("_classify", "_aclassify"):
+            assert list(inspect.signature(getattr(base, name)).parameters) == ["self", "state", "questions"]
 
 
 class TestHidden:

@@ -1,0 +1,134 @@
+"""What to do where a model reports no log-probabilities: public facts about providers, in one table. Makes no call.
+
+A row applies when each pattern it has matches: the class of the model, its public name, what the server or client said.
+The first row that applies is the advice; none is needed for an error, they only make it useful.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TAKE_ANOTHER = (
+    "Take a model that reports them: an OpenAI-compatible chat or completion server (llama.cpp, vLLM), an OpenAI model "
+    "with logprobs, or the embedded model."
+)
+OTHER_NUMBER = "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...)."
+VOTES = "As text alone it can still vote on labels: hand it to TextVoteBackend."
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One row of the table.
+
+    Attributes:
+      advice: what to do; sentences.
+      kind: pattern at the start of the class name.
+      model: pattern at the start of the model name, after a "provider/" if there is one.
+      said: pattern anywhere in what the server or the client said of a rejected call.
+    """
+
+    advice: str
+    kind: str = ""
+    model: str = ""
+    said: str = ""
+
+    def applies(self, kind: str, model: str, said: str) -> bool:
+        """Whether every pattern of this row matches."""
+        return bool(
+            re.match(self.kind, kind)
+            and re.match(f"(.*/)?({self.model})", model, re.IGNORECASE)
+            and re.search(self.said, said, re.IGNORECASE)
+        )
+
+
+FACTS = (
+    Fact(
+        said=r"HTTP 40[13]|api[_ ]key|credential",
+        advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
+    ),
+    Fact(
+        kind=r"\w*OpenAI",
+        said=r"unexpected keyword .*'(include|reasoning|truncation|text|context_management|previous_response_id)",
+        advice=(
+            "That argument belongs to OpenAI's Responses API, whose log-probabilities LangChain drops, so calls go to "
+            "Chat Completions instead. Leave it out; what switches reasoning off there is reasoning_effort='none'."
+        ),
+    ),
+    Fact(
+        model=r"\S*codex|(gpt-|o)[0-9]\S*-pro|computer-use",
+        advice=(
+            "OpenAI serves codex and -pro models by its Responses API only, whose log-probabilities LangChain drops. "
+            + TAKE_ANOTHER
+        ),
+    ),
+    Fact(
+        model=r"gpt-5\.",
+        advice=(
+            "OpenAI's gpt-5.1 and its successors report them only without reasoning: "
+            "ChatOpenAI(..., reasoning_effort='none')."
+        ),
+    ),
+    Fact(
+        model=r"o[1-9](-|$)|gpt-5(-|$)",
+        advice=f"OpenAI's o-series, gpt-5, gpt-5-mini and gpt-5-nano never report them. {TAKE_ANOTHER} {VOTES}",
+    ),
+    Fact(kind=r"\w*Anthropic", advice=f"Anthropic reports none. {TAKE_ANOTHER} {VOTES}"),
+    Fact(model=r"claude", advice=f"Anthropic reports none, whoever serves it. {TAKE_ANOTHER} {VOTES}"),
+    Fact(
+        kind=r"(Chat)?(GoogleGen|VertexAI|Google)",
+        advice=(
+            "Gemini reports them on Vertex AI only and not for every model, and LangChain's classes are not known to "
+            f"pass them on. {TAKE_ANOTHER} {VOTES}"
+        ),
+    ),
+    Fact(
+        kind=r"\w*Bedrock",
+        advice=f"Bedrock's Converse API is not known to report them. {TAKE_ANOTHER} {VOTES}",
+    ),
+    Fact(
+        kind=r"\w*Ollama",
+        advice=(
+            "LangChain's Ollama classes take num_predict and not max_tokens. Ollama 0.12.11 and newer reports "
+            "log-probabilities; try its OpenAI-compatible address: ChatOpenAI(base_url='http://localhost:11434/v1', "
+            f"api_key='none', model=...). {TAKE_ANOTHER}"
+        ),
+    ),
+    Fact(kind=r"\w*Groq", advice=f"Groq is not known to report them. {TAKE_ANOTHER} {VOTES}"),
+    Fact(
+        kind=r"(Chat)?HuggingFace",
+        advice=f"Pipelines of Hugging Face pass none on: serve the model with vLLM or llama.cpp. {VOTES}",
+    ),
+    Fact(
+        kind=r"Azure",
+        advice=(
+            "On Azure the model behind the deployment decides: gpt-5.1 and its successors report them with "
+            f"reasoning_effort='none', the o-series, gpt-5, gpt-5-mini and gpt-5-nano never. {TAKE_ANOTHER}"
+        ),
+    ),
+    Fact(
+        said=r"HTTP 404",
+        advice="Nothing is served there: check base_url (for most servers it ends in /v1) and the name of the model.",
+    ),
+    Fact(said=r".", advice=f"{OTHER_NUMBER} Otherwise: {TAKE_ANOTHER}"),
+    Fact(
+        advice=(
+            "Some servers take the request and ignore it: `transformers serve` does, and proxies do; a model behind "
+            f"one may still report them when asked directly. {TAKE_ANOTHER} {VOTES}"
+        )
+    ),
+)
+
+
+def advice(kind: str, model: str, said: str = "") -> str:
+    """Returns what to do about a model without log-probabilities.
+
+    Args:
+      kind: name of its class.
+      model: its public name.
+      said: why a public call was rejected; "": it was not, the answer has none.
+
+    >>> advice("ChatOpenAI", "gpt-5.1")
+    "OpenAI's gpt-5.1 and its successors report them only without reasoning: ChatOpenAI(..., reasoning_effort='none')."
+    """
+    return next(fact.advice for fact in FACTS if fact.applies(kind, model, said))

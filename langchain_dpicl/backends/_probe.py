@@ -1,0 +1,222 @@
+"""What a model can do, learnt once with public text: does it report logprobs, how many, and does it go on writing?
+
+Knows requests, answers and errors, but no prompt of a user and no privacy.
+
+Whether a server goes on writing an assistant message is seen by comparing two of its own answers. It first writes a
+few tokens of its own and reports the probabilities of each place. Then it is given the first two (and, if that settles
+nothing, the first three) of these tokens as an assistant message, and asked for the next. A server that goes on
+reports what it reported before, whatever the model and however odd its tokens; one that starts anew does not.
+
+Limits: two reports "agree" where they share nine tenths of their mass, so a server whose rows hardly depend on the
+prompt passes. A template that alters the message (trims it, or strips what it takes for thoughts) makes a server that
+goes on look like one that does not. And a server that writes one token whatever is asked cannot be compared with
+itself: it is refused only if its likeliest token opens the probe's sentence again. In the last two cases `prefill=`
+declares what the probe cannot see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from langchain_dpicl.backends._advice import TAKE_ANOTHER, VOTES, advice
+from langchain_dpicl.backends._public import probed
+from langchain_dpicl.backends._wire import Prefill, Wire
+from langchain_dpicl.backends.calls import Calls
+from langchain_dpicl.backends.logprobs import Entry, Probabilities, probability, spelled_by_id
+from langchain_dpicl.backends.silent import Hidden, Reply
+from langchain_dpicl.exceptions import CapabilityError
+
+TOP_K = (20, 10, 5, 2)
+"""How many top tokens a probe asks for when `max_top_k` is not given; the first number that is not rejected counts."""
+
+# Public text, with one answer that is likelier than all others.
+PROMPT = "Write these three words: Quartz lamps hum"
+_PREFIX = "Quartz lamps"
+_NEW_MESSAGES = ("quartz", "hum")
+
+_WRITTEN = 4  # tokens the server writes of its own, so that there is a place after two and after three of them
+_COMPARED_AFTER = (2, 3)
+_AGREEMENT = 0.9
+_PREFILLS: tuple[Prefill, ...] = ("plain", "vllm")
+
+
+class Probed(NamedTuple):
+    """What a probe brings.
+
+    Attributes:
+      wire: how the model is asked from now on.
+      entries: what it reports for one token, as it stands.
+      found: the same, read.
+    """
+
+    wire: Wire
+    entries: list[Entry]
+    found: Probabilities
+
+
+def probe(calls: Calls, wire: Wire, *, kind: str, numbers: Sequence[int], load: Callable[[], None]) -> Probed:
+    """Learns with public text whether logprobs come, for how many tokens, and how a prefix is continued.
+
+    Args:
+      calls: makes the calls.
+      wire: how to ask; its `asked`, and its `prefill` where it is None and an assistant message is to be continued, are
+        what is to be found.
+      kind: name of the model's class.
+      numbers: top tokens to ask for, the most first.
+      load: makes `wire.spell` ready; called where tokens come as ids.
+
+    Raises:
+      CapabilityError: no logprobs, or no continuation.
+      ModelCallError: nobody answered.
+    """
+    name = calls.model.name
+    wire, reply = _first_accepted(calls, wire, numbers)
+    asked_for = "logprobs, which writing token by token needs"
+    probed(name, reply, asked=asked_for, advice=advice(kind, name, reply.detail))
+    entries = wire.entries(reply)
+    if any(spelled_by_id(entry) is not None for entry, _ in entries):
+        load()
+    found = wire.read(reply)
+    if entries and not found:
+        _refuse_unreadable(name, entries)
+    if not entries:
+        raise CapabilityError(
+            f"{name} answered a public probe without logprobs, which writing token by token needs. {advice(kind, name)}"
+        )
+    tests = _tests(wire, reply, name)
+    if wire.continuation == "prefill" and wire.prefill is None:
+        wire = _continued(calls, wire, tests)
+    return Probed(wire, entries, found)
+
+
+def top_k_of(name: str, reported: int, asked: int, *, is_given: bool) -> int:
+    """Returns how many top tokens a model reports; entries may share a text, so a few of a given number can be missing.
+
+    Raises:
+      CapabilityError: too few.
+    """
+    if is_given and reported < asked / 2:
+        raise CapabilityError(
+            f"expected {asked} top logprobs from {name}, found {reported}; give LangChainBackend(llm, "
+            f"max_top_k={reported}), or leave max_top_k out to take what the model reports"
+        )
+    if not is_given and reported < 2:
+        raise CapabilityError(
+            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves nothing to choose. "
+            f"Take another model, or LangChainBackend(llm, max_top_k={reported}) if that is what you want"
+        )
+    return asked if is_given else min(asked, reported)
+
+
+def refuse_partial_vocabulary(name: str, entries: Sequence[Entry], asked: int) -> None:
+    """Raises CapabilityError where a server cut the list in silence.
+
+    Entries that share a text may be merged, hence the tenth of slack.
+    """
+    mass = math.fsum(probability(logprob) for _, logprob in entries)
+    if len(entries) < 0.9 * asked or mass < 0.99:
+        raise CapabilityError(
+            f"expected the whole vocabulary from {name} (asked for {asked}), found {len(entries)} tokens holding "
+            f"{mass:.3f} of the probability; raise the server's limit on logprobs or leave full_vocabulary out"
+        )
+
+
+def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[Wire, Reply]:
+    """Asks for fewer and fewer top tokens until the server does not reject the call; keeps to that number."""
+    reply = Reply()
+    for number in numbers:
+        wire = dataclasses.replace(wire, asked=number)
+        reply = calls.probe(wire.request(Hidden(PROMPT), "", explain="text", max_tokens=_WRITTEN))
+        if reply.fault != "content":
+            break
+    return wire, reply
+
+
+def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities]]:
+    """Returns beginnings of the server's own text, and what it reported for the place after each.
+
+    Raises:
+      CapabilityError: the text has spaces that its tokens lack; what is put together from such tokens would lack them.
+    """
+    text = "" if reply.answer is None else reply.answer.reveal().text
+    tests: list[tuple[str, Probabilities]] = []
+    end = 0
+    for number, (token, found) in enumerate(wire.places(reply, _WRITTEN)):
+        if number in _COMPARED_AFTER and found:
+            tests.append((text[:end], found))
+        piece = (wire.key(token) or b"").decode()
+        piece = piece if number else piece.lstrip()  # servers may trim the text
+        start = text.find(piece, end) if piece else -1
+        if start < 0 or text[end:start].strip():
+            break
+        if start > end and number > 0:
+            raise CapabilityError(
+                f"{name} spells tokens without the spaces before them, so words would run together. Bind "
+                "extra_body={'return_tokens_as_token_ids': True} (vLLM) and give "
+                "LangChainBackend(llm, tokenizer=...), which turns ids into exact bytes; or take another server"
+            )
+        end = start + len(piece)
+    return tests
+
+
+def _continued(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> Wire:
+    """Returns the wire with the first way of telling the server to go on that works."""
+    name, rejections = calls.model.name, []
+    for prefill in _PREFILLS:
+        trial = dataclasses.replace(wire, prefill=prefill)
+        goes_on, said = _goes_on(calls, trial, tests)
+        if goes_on:
+            return trial
+        if said:
+            rejections.append(f"{prefill}: {said}")
+    raise CapabilityError(
+        f"{name} starts a new message instead of continuing the assistant message"
+        + (f" ({'; '.join(rejections)})" if rejections else "")
+        + ", also with vLLM's switches; use a completion model or a server that continues it, or accept an "
+        "approximation with continuation='instruct'. If you know better, say so with prefill='plain' or 'vllm'"
+    )
+
+
+def _goes_on(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> tuple[bool, str]:
+    """Returns whether the server goes on after a prefix, and what it said if it rejected one."""
+    for prefix, expected in tests or [(_PREFIX, {})]:
+        reply = calls.probe(wire.request(Hidden(PROMPT), prefix, explain="text"))
+        if reply.fault == "content":
+            return False, reply.detail.rstrip(". ")
+        probed(calls.model.name, reply, asked="a continued message", advice=TAKE_ANOTHER)
+        found = wire.read(reply, prefix)
+        if agreement(found, expected) >= _AGREEMENT if expected else found and not _starts_anew(found):
+            return True, ""
+    return False, ""
+
+
+def agreement(left: Probabilities, right: Probabilities) -> float:
+    """Returns the mass that two reports share, as part of the smaller: 1 for equal ones, 0 for disjoint ones.
+
+    >>> agreement({b"a": 0.5, b"b": 0.25}, {b"a": 0.25, b"c": 0.5})
+    0.3333333333333333
+    """
+    smaller = min(math.fsum(left.values()), math.fsum(right.values()))
+    shared = math.fsum(min(value, right.get(key, 0.0)) for key, value in left.items())
+    return shared / smaller if smaller > 0.0 else 0.0
+
+
+def _starts_anew(found: Probabilities) -> bool:
+    """Whether the likeliest token opens a new message rather than going on after the probe's prefix."""
+    text = max(found, key=lambda token: found[token]).decode().lower()
+    return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
+
+
+def _refuse_unreadable(name: str, entries: Sequence[Entry]) -> None:
+    if any(spelled_by_id(entry) is not None for entry, _ in entries):
+        raise CapabilityError(
+            f"{name} spells tokens as ids. Give LangChainBackend(llm, tokenizer=...) with the tokenizer of that model "
+            "(a tokenizer of transformers, or a tiktoken.Encoding), or leave return_tokens_as_token_ids out"
+        )
+    raise CapabilityError(
+        f"{name} reported {len(entries)} top tokens to a public probe, and none that can be read as text with a "
+        f"log-probability. {TAKE_ANOTHER} {VOTES}"
+    )

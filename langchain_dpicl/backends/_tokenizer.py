@@ -1,0 +1,190 @@
+"""Tokenizers that users bring: they count public text and turn token ids into bytes. Knows no model and no provider.
+
+Three kinds are read: tiktoken's encodings, and the byte-level and the SentencePiece-like tokenizers of transformers.
+None is needed: without one, text is counted by its bytes and ids stay unread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+CONTROL = b""
+"""What a control token reads as: it has no text of its own, so it ends one."""
+
+_MAX_ID = 2**31 - 1
+_SPACE = "\u2581"  # how SentencePiece writes a space
+_ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SAMPLE = "\u00e9"  # two bytes in UTF-8, and another letter in either way of writing tokens
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns text into token ids: a `tiktoken.Encoding`, a tokenizer of transformers, or anything with `encode`."""
+
+    def encode(self, text: str) -> Any:
+        """Returns the ids of a text."""
+
+
+class PublicTokenizer:
+    """A tokenizer as the engines use it: counting and spelling, without ever raising for an id.
+
+    Args:
+      given: a tokenizer, or the name of an encoding of tiktoken, which is loaded when it is first needed.
+
+    Raises:
+      ConfigurationError: it is neither.
+    """
+
+    def __init__(self, given: Tokenizer | str) -> None:
+        if not isinstance(given, str) and not callable(getattr(given, "encode", None)):
+            raise ConfigurationError(
+                "expected tokenizer as an object with encode(text), such as a tiktoken.Encoding or a tokenizer of "
+                f"transformers, or the name of a tiktoken encoding, found {type(given).__name__}"
+            )
+        self._given = given
+        self._spell: Callable[[int], bytes | None] | None = None
+        self._known: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        if not isinstance(given, str):
+            self.load()
+
+    def __repr__(self) -> str:
+        shown = repr(self._given) if isinstance(self._given, str) else type(self._given).__name__
+        return f"PublicTokenizer({shown})"
+
+    def count(self, text: str) -> int:
+        """Returns the number of tokens of a public text.
+
+        Raises:
+          ConfigurationError: the named encoding cannot be loaded.
+        """
+        return len(_encoded(self._loaded(), text.encode("utf-8", "replace").decode()))
+
+    def load(self) -> None:
+        """Loads what is still to be loaded, so that `spelled` has nothing left to fail on.
+
+        Raises:
+          ConfigurationError: the named encoding cannot be loaded.
+        """
+        if self._spell is None:
+            self._spell = speller(self._loaded())
+
+    def spelled(self, number: int) -> bytes | None:
+        """Returns the bytes of a token, `CONTROL` for a control token, None for an id that it does not know."""
+        if self._spell is None or isinstance(number, bool) or not 0 <= number <= _MAX_ID:
+            return None
+        if number in self._known:
+            return self._known[number]
+        try:
+            raw = self._spell(number)
+        except Exception:  # noqa: BLE001  foreign code, asked about whatever id a server sent
+            return None
+        if isinstance(raw, bytes):
+            self._known[number] = raw  # known ids only, so no more than the vocabulary
+            return raw
+        return None
+
+    def _loaded(self) -> Any:
+        with self._lock:
+            if isinstance(self._given, str):
+                self._given = _named(self._given)
+            return self._given
+
+
+def speller(tokenizer: Any) -> Callable[[int], bytes | None] | None:
+    """Returns the function from ids to bytes of a tokenizer; None where it is of no kind that is read here."""
+    if callable(getattr(tokenizer, "decode_single_token_bytes", None)):
+        return _spells_like_tiktoken(tokenizer)
+    if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        return None
+    sample = [str(tokenizer.convert_ids_to_tokens(number)) for number in _encoded(tokenizer, _SAMPLE)]
+    for read in (_byte_level, _piece):
+        if b"".join(read(token) or b"?" for token in sample).strip() == _SAMPLE.encode():
+            return _spells_like_transformers(tokenizer, read)
+    return None
+
+
+def _named(name: str) -> Any:
+    import tiktoken
+
+    if name not in tiktoken.list_encoding_names():
+        raise ConfigurationError(
+            f"expected tokenizer as one of tiktoken's encodings {tiktoken.list_encoding_names()}, found {name!r}"
+        )
+    try:
+        return tiktoken.get_encoding(name)
+    except (OSError, ValueError) as error:  # no network, no room for the file, or another file than it should be
+        raise ConfigurationError(
+            f"the encoding {name!r} of tiktoken cannot be loaded ({type(error).__name__}): it is downloaded at its "
+            "first use. Allow the network once, or set TIKTOKEN_CACHE_DIR to a folder that holds it; or pass a "
+            "tiktoken.Encoding of your own, or leave tokenizer out"
+        ) from error
+
+
+def _encoded(tokenizer: Any, text: str) -> Any:
+    """Returns the ids of a text; spelled control tokens in it are text like any other."""
+    if callable(getattr(tokenizer, "encode_ordinary", None)):
+        return tokenizer.encode_ordinary(text)
+    if callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        return tokenizer.encode(text, add_special_tokens=False)
+    found = tokenizer.encode(text)
+    return getattr(found, "ids", found)  # the tokenizers package returns an object that has them
+
+
+def _spells_like_tiktoken(encoding: Any) -> Callable[[int], bytes | None]:
+    is_control = getattr(encoding, "is_special_token", None)
+
+    def spell(number: int) -> bytes | None:
+        if is_control is not None and is_control(number):
+            return CONTROL
+        raw: bytes = encoding.decode_single_token_bytes(number)  # KeyError for an unknown id
+        return raw
+
+    return spell
+
+
+def _spells_like_transformers(tokenizer: Any, read: Callable[[str], bytes | None]) -> Callable[[int], bytes | None]:
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    control = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+    control |= {number for number, token in added.items() if getattr(token, "special", False)}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+
+    def spell(number: int) -> bytes | None:
+        token = tokenizer.convert_ids_to_tokens(number)
+        # Older tokenizers answer an id that they do not know with the unknown token.
+        if not isinstance(token, str) or number == unknown or token == getattr(tokenizer, "unk_token", None):
+            return None
+        if number in control:
+            return CONTROL
+        return token.encode() if number in added else read(token)
+
+    return spell
+
+
+def _byte_level(token: str) -> bytes | None:
+    """Reads a token as GPT-2's descendants write it: one printable character for each byte."""
+    try:
+        return bytes(_BYTES[character] for character in token)
+    except KeyError:
+        return None
+
+
+def _piece(token: str) -> bytes | None:
+    """Reads a token as SentencePiece writes it: text with marked spaces, or one byte as <0xHH>."""
+    byte = _ONE_BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Returns the byte behind each printable character: most stand for themselves, the others are moved up."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in kept]
+    return {chr(byte): byte for byte in kept} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+
+
+_BYTES = _byte_alphabet()

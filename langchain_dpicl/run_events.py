@@ -1,0 +1,218 @@
+"""Tells the observers of a LangChain run what a budget did: `dpicl.charged` and `dpicl.refused`.
+
+Events carry public values only and change no outcome: a budget is guarded by its ledger, an answer is kept whatever
+an observer does with the news of it. Knows no private record, no prompt and no message of an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
+
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.runnables.config import RunnableConfig, ensure_config
+
+from langchain_dpicl.callbacks import budget_of, resolve_budget
+from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetError
+
+CHARGED = "dpicl.charged"
+"""Name of the event: tickets were charged."""
+
+REFUSED = "dpicl.refused"
+"""Name of the event: the budget refused."""
+
+_NOTE = "_dpicl_refusal"
+_TOLD_BY_CALLER: ContextVar[bool] = ContextVar("dpicl_refusals_awaited", default=False)
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+Manager = TypeVar("Manager", CallbackManager, AsyncCallbackManager)
+
+
+def record_event(
+    name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
+) -> None:
+    """Tells the observers of the current run of a custom event; does nothing outside a run.
+
+    Formal guarantees:
+      - What an observer raises is logged and goes no further: no event changes the outcome of a run.
+
+    Args:
+      name: for instance `dpicl.refused`.
+      data: public values only, as observers and tracers keep them; a function is called only if somebody listens.
+      config: the run's config; found by itself inside a run.
+    """
+    with _outcome_kept(name):
+        manager = _listening(config, CallbackManager)
+        if manager is not None:
+            manager.on_custom_event(name, _values(data), run_id=manager.parent_run_id)
+
+
+async def arecord_event(
+    name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
+) -> None:
+    """Is `record_event` for async code: async observers are awaited on the loop they live on."""
+    with _outcome_kept(name):
+        manager = _listening(config, AsyncCallbackManager)
+        if manager is not None:
+            await manager.on_custom_event(name, _values(data), run_id=manager.parent_run_id)
+
+
+class RunEvents:
+    """A block, `with` or `async with`, around what a component does with a budget; its end tells the run's observers.
+
+    Formal guarantees:
+      - `dpicl.charged` holds the tickets that stay charged, `dpicl.refused` the class of a PrivacyBudgetError and its
+        two numbers; beside them stand public names and limits, and nothing else.
+      - A refusal is told once, by the innermost block that it passes; every error goes on as it is.
+
+    Args:
+      component: public name of the component: its class.
+      budget: whose limits to show: a `Budget`, a handler, or None to look it up.
+      share: what the tickets are taken from.
+      config: the run's config; found by itself inside a run.
+
+    Attributes:
+      tickets: tickets charged in the block; who reserves or gives back keeps it up to date.
+    """
+
+    def __init__(
+        self, component: str, *, budget: Any = None, share: Any = None, config: RunnableConfig | None = None
+    ) -> None:
+        self.tickets = 0
+        self._component = component
+        self._budget = budget
+        self._share = share
+        self._config = config
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.tickets > 0:
+            record_event(CHARGED, self._charge, self._config)
+        if self._sees_first(error) and not _TOLD_BY_CALLER.get():
+            record_event(REFUSED, _note_on(error), self._config)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.tickets > 0:
+            await arecord_event(CHARGED, self._charge, self._config)
+        if self._sees_first(error):
+            await arecord_event(REFUSED, _note_on(error), self._config)
+
+    def _charge(self) -> dict[str, Any]:
+        share = self._share
+        shown = {"name": share.component, "epsilon": share.epsilon, "delta": share.delta}
+        return {"component": self._component, "tickets": self.tickets, "share": shown, "budget": self._limits()}
+
+    def _sees_first(self, error: BaseException | None) -> bool:
+        """Whether no inner block has seen this refusal; leaves a note of it on the error."""
+        if not isinstance(error, PrivacyBudgetError) or _note_on(error):
+            return False
+        vars(error)[_NOTE] = {
+            "component": self._component,
+            "error": type(error).__name__,
+            "requested": getattr(error, "requested", None),
+            "remaining": getattr(error, "remaining", None),
+            "budget": self._limits(),
+        }
+        return True
+
+    def _limits(self) -> dict[str, Any] | None:
+        try:
+            budget = resolve_budget(None, self._config) if self._budget is None else budget_of(self._budget, "budget")
+        except DPICLError:  # none, or several: then there is none to show
+            return None
+        return {
+            "name": budget.name,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "adjacency": budget.adjacency,
+        }
+
+
+def tells_refusals(component: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function that takes `budget` and `config` by keyword a block of `RunEvents`."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def told(*args: P.args, **kwargs: P.kwargs) -> T:
+            config: Any = kwargs.get("config")
+            with RunEvents(component, budget=kwargs.get("budget"), config=config):
+                return function(*args, **kwargs)
+
+        return told
+
+    return decorate
+
+
+async def refusals_awaited(action: Callable[[], T], config: RunnableConfig | None = None) -> T:
+    """Runs blocking code of ours from async code, so that observers of its refusals are awaited."""
+    token = _TOLD_BY_CALLER.set(True)
+    try:
+        try:
+            return action()
+        finally:
+            _TOLD_BY_CALLER.reset(token)
+    except PrivacyBudgetError as error:
+        if _note_on(error):
+            await arecord_event(REFUSED, _note_on(error), config)
+        raise
+
+
+def _note_on(error: BaseException | None) -> dict[str, Any]:
+    return getattr(error, _NOTE, {})
+
+
+def _values(data: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    return dict(data() if callable(data) else data)
+
+
+def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | None:
+    """Returns the manager of the run's observers; None outside a run, or if nobody listens."""
+    given = ensure_config(config)
+    own = run = given.get("callbacks")
+    if getattr(own, "parent_run_id", None) is None:
+        # A list that is given inside a run takes the place of the run's manager: tell the observers of both.
+        run = ensure_config().get("callbacks")
+    manager = kind.configure(
+        run,
+        None if own is run else own,
+        inheritable_tags=given.get("tags"),
+        inheritable_metadata=given.get("metadata"),
+    )
+    heard = any(not handler.ignore_custom_event for handler in manager.handlers)
+    return manager if heard and manager.parent_run_id is not None else None
+
+
+@contextmanager
+def _outcome_kept(name: str) -> Iterator[None]:
+    """Logs what an observer raises and goes on; a stop, or a cancellation that somebody asked for, is no fault."""
+    fault = ""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if _cancelled():
+            raise
+        fault = type(error).__name__
+    except Exception as error:  # noqa: BLE001  whatever an observer raises is its own
+        fault = type(error).__name__
+    if fault:
+        logger.warning("%s: an observer failed with %s; the outcome stands.", name, fault)
+
+
+def _cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop in this thread
+        return False
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,215 @@
+"""What is said in the cassettes: the same steps against a server when recording and against the file when replaying.
+
+Everything goes through the package's own entries and stock LangChain models. All text is invented, that of the
+"private" records too. Calls run one at a time, so that they are recorded in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from langchain_core.prompts import PromptTemplate
+
+from langchain_dpicl import DPFewShotPromptTemplate, ReleasedDemonstrations
+from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.backends.texts import TextVoteBackend
+
+RECORDS = (
+    "my card ending in 0000 was declined in a shop on Fennel Street",
+    "the transfer to Jo Sample is still pending",
+    "how do i top up with a card from another bank ?",
+)
+"""Invented; they stand for private records."""
+
+LABELS = ("card", "transfer", "top up")
+LABELLED = "text: my card was declined\nqueue: card\n\ntext: the transfer is pending\nqueue: transfer"
+QUESTION = "is my card payment still pending ?"
+RELEASED = ReleasedDemonstrations(
+    ({"text": "why was my card payment declined ?"}, {"text": "the cash machine kept my card"}),
+    {"epsilon": 1.0, "note": "invented for the cassettes; nothing private stands behind it"},
+    {"note": "invented"},
+)
+PUBLIC_PROMPT = "Questions of bank customers.\n\ntext:"
+TOP_K = 10
+ABSENT = b" a token that no model has"
+LETTERS = tuple(bytes([byte]) for byte in range(0x20, 0x7F))
+"""Public candidates beside the model's own: the tiny model's top tokens are too few to be met again."""
+
+NO_KEY = "none"
+
+Continuation = Literal["prefill", "instruct"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who is asked, and how.
+
+    Args:
+      url: the address, without `/v1`.
+      model: the model's name.
+      api_key: the key; servers on this machine take any.
+      continuation: how the chat model continues a text.
+      extra_body: further fields of every request to an OpenAI endpoint.
+      records: the records of the scenario.
+      retry: how long a row's call is waited for; a recording is there at once, or not at all.
+    """
+
+    url: str
+    model: str
+    api_key: str = field(default=NO_KEY, repr=False)
+    continuation: Continuation = "prefill"
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    records: Sequence[str] = RECORDS
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def public(self) -> dict[str, Any]:
+        """Returns what a replay has to know."""
+        return {"model": self.model, "continuation": self.continuation, "extra_body": dict(self.extra_body)}
+
+    @classmethod
+    def replayed(cls, url: str, header: Mapping[str, Any], **changes: Any) -> Target:
+        """Returns the target of a cassette's header."""
+        known = cls(url, header["model"], NO_KEY, header["continuation"], header["extra_body"])
+        return replace(known, retry=RetryPolicy(max_attempts=1, first_wait=0.0), **changes)
+
+    def chat(self, **options: Any) -> Any:
+        """Returns a stock chat model, its further fields bound."""
+        from langchain_openai import ChatOpenAI
+
+        return self._openai(ChatOpenAI, options)
+
+    def completions(self, **options: Any) -> Any:
+        """Returns a stock completion model, its further fields bound."""
+        from langchain_openai import OpenAI
+
+        return self._openai(OpenAI, options)
+
+    def decisions(self) -> Any:
+        """Returns a stock decision model."""
+        from langchain_openai.decisions import OpenAIDecisions
+
+        return OpenAIDecisions(model=self.model, base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0)
+
+    def anthropic(self, **options: Any) -> Any:
+        """Returns a stock chat model that reports no logprobs."""
+        from langchain_anthropic import ChatAnthropic
+
+        return ChatAnthropic(
+            model=self.model, base_url=self.url, api_key=self.api_key, max_retries=0, temperature=0.0, **options
+        )
+
+    def _openai(self, kind: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+        made = kind(model=self.model, base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0, **options)
+        return made.bind(extra_body=dict(self.extra_body)) if self.extra_body else made
+
+    def prompts(self) -> list[str]:
+        """Returns one prompt per record."""
+        return [f"Questions of bank customers.\n\ntext: {record}\n\ntext:" for record in self.records]
+
+
+def template() -> DPFewShotPromptTemplate:
+    """Returns a few-shot prompt of released demonstrations."""
+    return DPFewShotPromptTemplate.from_released(
+        RELEASED,
+        example_prompt=PromptTemplate.from_template("text: {text}"),
+        prefix="Questions of bank customers.",
+        suffix="text: {input}\nqueue:",
+    )
+
+
+def openai_chat(target: Target) -> dict[str, Any]:
+    """Probe, public candidates, and the rows of a private session before and after a released token."""
+    backend = LangChainBackend(target.chat(), continuation=target.continuation, max_concurrency=1, retry=target.retry)
+    return _walked(backend, target)
+
+
+def openai_completions(target: Target) -> dict[str, Any]:
+    """The same steps with a completion model."""
+    return _walked(LangChainBackend(target.completions(), max_concurrency=1, retry=target.retry), target)
+
+
+def openai_stream(target: Target) -> dict[str, Any]:
+    """A served chain, streamed with logprobs and usage."""
+    model = target.chat(temperature=0.0, max_tokens=6, logprobs=True, top_logprobs=2, stream_usage=True)
+    chunks = list((template() | model).stream({"input": QUESTION}))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    return {"num_chunks": len(chunks), "message": whole}
+
+
+async def openai_async(target: Target) -> dict[str, Any]:
+    """Awaited: a served chain, public candidates and private rows."""
+    model = target.chat(temperature=0.0, max_tokens=6)
+    message = await (template() | model).ainvoke({"input": QUESTION})
+    backend = LangChainBackend(target.chat(), continuation=target.continuation, max_concurrency=1, retry=target.retry)
+    found = await backend.atop_tokens(PUBLIC_PROMPT, [], top_k=TOP_K)
+    domain = _candidates(found)
+    rows = await backend.open(target.prompts(), []).ascore(domain)
+    return {"message": message, "top": found, "domain": domain, "rows": [rows]}
+
+
+def anthropic_messages(target: Target) -> dict[str, Any]:
+    """A served chain, asked and streamed."""
+    chain = template() | target.anthropic(max_tokens=6)
+    return {
+        "message": chain.invoke({"input": QUESTION}),
+        "streamed": "".join(str(chunk.text) for chunk in chain.stream({"input": QUESTION})),
+    }
+
+
+async def anthropic_text(target: Target) -> dict[str, Any]:
+    """Probe, completions of private prompts, and votes: for the labels, and for what the model says anyway.
+
+    The tiny model never says a label, so it abstains; a choice that is its own completion is named by it.
+    """
+    model, prompts = target.anthropic(max_tokens=64), target.prompts()
+    backend = TextVoteBackend(model, max_concurrency=1, retry=target.retry)
+    bare = TextVoteBackend(model, max_concurrency=1, retry=target.retry, instructions="", max_tokens=6)
+    texts = backend.complete(prompts[:2], max_tokens=6) + await backend.acomplete(prompts[2:], max_tokens=6)
+    return {
+        "texts": texts,
+        "votes": [backend.score_choices(prompts[:1], LABELS), await backend.ascore_choices(prompts[1:], LABELS)],
+        "rows": [bare.score_choices(prompts[:1], [texts[0], "card"])],
+    }
+
+
+async def openai_decisions(target: Target) -> dict[str, Any]:
+    """Probe, and log-probabilities of labels for private prompts, blocking and awaited."""
+    backend = DecisionsBackend(target.decisions(), max_concurrency=1, retry=target.retry)
+    prompts = [f"{LABELLED}\n\ntext: {record}\nqueue:" for record in target.records]
+    return {
+        "rows": [backend.score_choices(prompts[:2], LABELS), await backend.ascore_choices(prompts[2:], LABELS)],
+        "prompts": prompts,
+    }
+
+
+def _walked(backend: LangChainBackend, target: Target) -> dict[str, Any]:
+    found = backend.top_tokens(PUBLIC_PROMPT, [], top_k=min(TOP_K, backend.max_top_k or TOP_K))
+    domain = _candidates(found)
+    session = backend.open(target.prompts(), [])
+    rows = [session.score(domain)]
+    session.push(next(token for token in domain if token))
+    rows.append(session.score(domain))
+    session.close()
+    return {"top": found, "domain": domain, "rows": rows}
+
+
+def _candidates(found: Sequence[tuple[Any, float]]) -> list[Any]:
+    """Returns distinct candidates, one of which no model has."""
+    return list(dict.fromkeys([*(token for token, _ in found), *LETTERS, ABSENT]))
+
+
+SCENARIOS: Mapping[str, Callable[[Target], Any]] = {
+    "openai_chat": openai_chat,
+    "openai_completions": openai_completions,
+    "openai_stream": openai_stream,
+    "openai_async": openai_async,
+    "anthropic_messages": anthropic_messages,
+    "anthropic_text": anthropic_text,
+    "openai_decisions": openai_decisions,
+}

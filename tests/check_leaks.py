@@ -1,0 +1,182 @@
+"""Runs the leak matrix on the lowest and the newest langchain-core, prints it, and fails on a leak or an empty proof.
+
+Lowest: the floors of pyproject.toml, in an environment made here. Newest: what this environment has, and the newest
+release laid over it where pip would not take it. Environments are kept for the next run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.leaks.channels import CHANNELS  # noqa: E402
+from tests.leaks.matrix import Cell  # noqa: E402
+from tests.leaks.table import cell_from, column, faults, markdown, text  # noqa: E402
+
+LOWEST = ROOT / ".venv-leaks-lowest"
+NEWEST = ROOT / ".venv-leaks-newest"
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+OUT = ROOT / "out" / "leaks.md"
+
+PROCESSES = (("plain",), ("sdk", "telemetry"), ("sentry",))
+"""Groups of channels that can share a process."""
+
+FLOORS = ("langchain-core", "openai")
+"""Installed at their floor in the lowest environment; pip picks what fits them."""
+
+OBSERVERS = re.compile(r"^(langchain-|openai|langgraph|sentry-sdk|openinference-|opentelemetry-)")
+IMPORTS = """
+import langchain_core, langchain_openai, langchain_anthropic, langgraph.graph, langchain_dpicl
+from importlib.metadata import version
+print(version("langchain-core"))
+"""
+WORKERS = os.cpu_count() or 2
+LONGEST = 600
+A_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Core:
+    """A langchain-core to run on.
+
+    Attributes:
+      python: the interpreter.
+      overlay: a folder whose packages go before the interpreter's own; None: none.
+    """
+
+    python: Path
+    overlay: Path | None = None
+
+
+def run(*command: str | Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the checkout; what it says is shown only when it matters."""
+    first = [str(path)] if path else []
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*first, str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST,
+    )
+
+
+def must(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns what a command said, or ends with it."""
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, done.args))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def requirements() -> list[str]:
+    """What the lowest environment holds: ours and the observers, the named ones at their floors."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
+    wanted = [one for one in asked if OBSERVERS.match(one)]
+    return [re.sub(r">=([\d.]+).*", r"==\1", one) if _name(one) in FLOORS else one for one in wanted]
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=\[ ]", requirement)[0]
+
+
+def lowest() -> Core:
+    """Makes the environment of the floors, unless it is there."""
+    python, stamp = LOWEST / "bin" / "python", LOWEST / "made-of"
+    contents = [(ROOT / "pyproject.toml").read_text(), CONSTRAINTS.read_text(), sys.version, str(ROOT)]
+    made_of = hashlib.sha256("\n".join(contents).encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != made_of:
+        must(run(sys.executable, "-m", "venv", "--clear", LOWEST))
+        must(run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, "-e", ROOT, *requirements()))
+        stamp.write_text(made_of)
+    return Core(python)
+
+
+def newest() -> tuple[list[Core], str]:
+    """Returns this environment's core and, where it is newer, the newest release over it; or why that does not work."""
+    here, over = Core(Path(sys.executable)), Core(Path(sys.executable), NEWEST)
+    trouble = _fetch_newest()
+    if trouble:
+        return [here], trouble
+    tried = run(over.python, "-c", IMPORTS, path=NEWEST)
+    if tried.returncode:
+        return [here], f"the newest langchain-core cannot be imported here: {tried.stderr.strip()[-300:]}"
+    return ([here] if tried.stdout.strip() == version("langchain-core") else [here, over]), ""
+
+
+def _fetch_newest() -> str:
+    """Lays the newest release into its folder, once a day; returns why there is none, or ""."""
+    stamp = NEWEST / "made-at"
+    if stamp.exists() and stamp.stat().st_mtime > time.time() - A_DAY:
+        return ""
+    fresh = NEWEST.with_name(f"{NEWEST.name}-fresh")
+    shutil.rmtree(fresh, ignore_errors=True)
+    done = run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", fresh, "langchain-core")
+    if done.returncode:
+        return "" if stamp.exists() else f"the newest langchain-core could not be fetched: {done.stderr.strip()[-300:]}"
+    shutil.rmtree(NEWEST, ignore_errors=True)
+    fresh.rename(NEWEST)
+    stamp.touch()
+    return ""
+
+
+def cells(core: Core, groups: tuple[str, ...], folder: Path) -> tuple[str, list[Cell]]:
+    """Runs some groups on a core, in a process of their own; returns the core's version and the cells."""
+    out = folder / f"{abs(hash((core, groups)))}.json"
+    must(run(core.python, "-m", "tests.leaks", "--out", out, *groups, path=core.overlay))
+    found = json.loads(out.read_text())
+    return found["core"], [cell_from(cell) for cell in found["cells"]]
+
+
+def run_all(folder: Path) -> tuple[list[tuple[str, list[Cell]]], str]:
+    """Runs every group on every core, some at a time; the lowest environment is made meanwhile."""
+    with ThreadPoolExecutor(WORKERS) as pool, ThreadPoolExecutor(1) as maker:
+        making = maker.submit(lowest)
+        cores, trouble = newest()
+        parts: dict[Core, list[Future[tuple[str, list[Cell]]]]] = {}
+        for core in cores:
+            parts[core] = [pool.submit(cells, core, groups, folder) for groups in PROCESSES]
+        floor = making.result()
+        parts = {floor: [pool.submit(cells, floor, groups, folder) for groups in PROCESSES], **parts}
+        done = {core: [future.result() for future in futures] for core, futures in parts.items()}
+    return [(found[0][0], [cell for _, some in found for cell in some]) for found in done.values()], trouble
+
+
+def main() -> int:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found, trouble = run_all(Path(folder))
+    columns = [column(core, some) for core, some in found]
+    names = [one.name for one in CHANNELS]
+    print(text(columns, names))
+    if trouble:
+        print(f"\nOnly the installed core counts as the newest: {trouble}")
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(markdown(columns, names))
+    wrong = faults(columns, expected=names)
+    runs = sum(1 + len(cell.ours) for _, some in found for cell in some if cell.naive is not None)
+    print(
+        f"\n{len(names)} channels, {runs} runs, {time.monotonic() - started:.0f} s. Written to {os.path.relpath(OUT, ROOT)}"
+    )
+    print("\n".join(["", *wrong]) if wrong else "No leak, no empty proof.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

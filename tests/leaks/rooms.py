@@ -1,0 +1,194 @@
+"""Our entry points, each called inside a chain like any component. A new component is one line in `ROOMS`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.language_models import BaseLLM
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
+
+from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from tests.leaks.models import RECORDS
+from tests.leaks.scene import ENTRIES, Scene
+
+ONCE = RetryPolicy(max_attempts=1)
+DOMAIN = [b" my", b" card"]
+CHOICES = ["my", "card"]
+OPTIONS: dict[str, Any] = {
+    "epsilon": 8.0,
+    "noise_multiplier": 2.0,
+    "max_tokens": 2,
+    "num_slots": 4,
+    "public_top_k": 3,
+    "instruction": "Messages.",
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """One of our doors to private calls.
+
+    Attributes:
+      name: public name, in the table's notes.
+      entries: the entry points it is called by.
+      build: makes the component from the scene's model; what it makes along the way goes into `scene.objects`.
+      needs: what its models have to do: "logprobs", "text" or "decisions".
+    """
+
+    name: str
+    entries: tuple[str, ...]
+    build: Callable[[Scene], Runnable[Any, Any]]
+    needs: str = "logprobs"
+
+
+def private_examples() -> PrivateExamples:
+    """The private records, declared as people do."""
+    return PrivateExamples(RECORDS, label_key="topic", labels=("card", "other"), public_size=12, unit_key="user")
+
+
+def engine(scene: Scene, kind: str) -> LangChainBackend:
+    """The adapter over the scene's model."""
+    model = scene.model(kind)
+    continuation: Any = "completion" if isinstance(unwrap(model)[0], BaseLLM) else "instruct"
+    return LangChainBackend(model, max_top_k=3, continuation=continuation, max_concurrency=2, retry=ONCE)
+
+
+def few_shot_prompt(scene: Scene) -> Runnable[Any, Any]:
+    """`DPFewShotPromptTemplate`, made inside the chain; each input has a budget of its own."""
+    backend = engine(scene, "chat")
+    example = PromptTemplate.from_template("{text} -> {topic}")
+
+    def options(config: RunnableConfig) -> dict[str, Any]:
+        budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
+        given = {"llm": backend, "budget": budget, "example_prompt": example, "suffix": "{input} ->", **OPTIONS}
+        return given if scene.given_config is None else {**given, "config": config}
+
+    def shown(prompt: DPFewShotPromptTemplate, given: dict[str, Any]) -> str:
+        scene.objects += [prompt, prompt.partial(input="x"), given["budget"], given["budget"].report(), backend]
+        return prompt.format(input="x") + json.dumps(prompt.privacy_report)
+
+    def make(_: Any, config: RunnableConfig) -> str:
+        given = options(config)
+        return shown(DPFewShotPromptTemplate.from_private_examples(_kept(scene), **given), given)
+
+    async def amake(_: Any, config: RunnableConfig) -> str:
+        given = options(config)
+        return shown(await DPFewShotPromptTemplate.afrom_private_examples(_kept(scene), **given), given)
+
+    return RunnableLambda(make, amake)
+
+
+def synthesizer(scene: Scene) -> Runnable[Any, Any]:
+    """`DemonstrationSynthesizer`, streaming its demonstrations into the chain."""
+    backend = engine(scene, "completion")
+
+    def made() -> DemonstrationSynthesizer:
+        budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
+        found = DemonstrationSynthesizer.from_private_examples(_kept(scene), llm=backend, budget=budget, **OPTIONS)
+        scene.objects += [found, budget, budget.report(), found.released(), backend]
+        return found
+
+    def write(inputs: Iterator[Any]) -> Iterator[Any]:
+        for _ in inputs:
+            yield from made().stream()
+
+    async def awrite(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in inputs:
+            async for demonstration in made().astream():
+                yield demonstration
+
+    return RunnableGenerator(write, awrite)
+
+
+def engine_rows(scene: Scene) -> Runnable[Any, Any]:
+    """One session of the engine: private prompts in, rows out; only their shape goes on."""
+    backend = engine(scene, "completion")
+
+    def score(_: Any) -> str:
+        session = backend.open([record["text"] for record in RECORDS[:2]], [])
+        scene.objects += [backend, session]
+        return str(session.score(DOMAIN).shape)
+
+    async def ascore(_: Any) -> str:
+        session = backend.open([record["text"] for record in RECORDS[:2]], [])
+        scene.objects += [backend, session]
+        return str((await session.ascore(DOMAIN)).shape)
+
+    return RunnableLambda(score, ascore)
+
+
+def one_call(scene: Scene) -> Runnable[Any, Any]:
+    """The private call itself, for two records."""
+    model = silence(scene.model("text"))
+
+    def requests() -> list[Request]:
+        render = _messages if model.is_chat else str
+        return [Request(Hidden(record["text"]), render, {"max_tokens": 1}) for record in RECORDS[:2]]
+
+    def ask(_: Any) -> str:
+        replies = [model.ask(request, retry=ONCE) for request in requests()]
+        scene.objects += [model, *requests(), *replies, *(reply.answer for reply in replies)]
+        return "asked"
+
+    async def aask(_: Any) -> str:
+        replies = [await model.aask(request, retry=ONCE) for request in requests()]
+        scene.objects += [model, *requests(), *replies, *(reply.answer for reply in replies)]
+        return "asked"
+
+    return RunnableLambda(ask, aask)
+
+
+def text_votes(scene: Scene) -> Runnable[Any, Any]:
+    """The engine of models that write text only."""
+    return _chooser(scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE))
+
+
+def decisions(scene: Scene) -> Runnable[Any, Any]:
+    """The engine of decision models."""
+    return _chooser(scene, DecisionsBackend(scene.model("decisions"), max_concurrency=2, retry=ONCE))
+
+
+def _chooser(scene: Scene, backend: Any) -> Runnable[Any, Any]:
+    """Private prompts in, votes out; only their shape goes on."""
+
+    def vote(_: Any) -> str:
+        scene.objects.append(backend)
+        return str(backend.score_choices([record["text"] for record in RECORDS[:2]], CHOICES).shape)
+
+    async def avote(_: Any) -> str:
+        scene.objects.append(backend)
+        return str((await backend.ascore_choices([record["text"] for record in RECORDS[:2]], CHOICES)).shape)
+
+    return RunnableLambda(vote, avote)
+
+
+def _messages(text: str) -> list[Any]:
+    return [HumanMessage(text)]
+
+
+def _kept(scene: Scene) -> PrivateExamples:
+    private = private_examples()
+    scene.objects.append(private)
+    return private
+
+
+ROOMS = (
+    Room("few-shot prompt", ("invoke", "ainvoke", "batch", "abatch"), few_shot_prompt),
+    Room("synthesizer", ("stream", "astream"), synthesizer),
+    Room("engine", ENTRIES, engine_rows),
+    Room("one call", ENTRIES, one_call, needs="text"),
+    Room("text votes", ENTRIES, text_votes, needs="text"),
+    Room("decisions", ENTRIES, decisions, needs="decisions"),
+)

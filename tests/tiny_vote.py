@@ -1,0 +1,82 @@
+"""The smallest component that charges: one ticket per question, through the real ledger and the real corridor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from pydantic import Field
+
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import open_block
+from langchain_dpicl.planning import release_plan
+from langchain_dpicl.privacy._validate import check_int
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Ticket
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.runnables import ChargingRunnable, Pay
+
+LABELS = ("card", "transfer")
+TOKENS = tuple(f" {label}" for label in LABELS)
+
+
+def tiny_engine() -> FakeBackend:
+    return FakeBackend(word_copier(TOKENS), vocabulary=TOKENS)
+
+
+class TinyVote(ChargingRunnable[str, str]):
+    """Answers with the label that follows the question's last word in most records."""
+
+    plan: ReleasePlan
+    engine: Any = Field(exclude=True, repr=False)
+    ask_for: str = "topic"
+
+    @classmethod
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        budget: Any = None,
+        config: Any = None,
+        max_queries: int = 1,
+        component: str | None = None,
+    ) -> TinyVote:
+        check_int("max_queries", max_queries, low=1)
+        spender = resolve_budget(budget, config)
+        plan = release_plan(PoissonUnits(sampling_rate=1.0), noise_multiplier=0.05)
+        spender.bind(private)
+        ticket = Ticket("query", plan.block_event(1), max_count=max_queries, refundable=True)
+        name = component or spender.fresh_name("tiny-vote")
+        share = spender.declare(name, tickets=(ticket,), partition=private.dataset_id)
+        return cls(private=private, budget=spender, share=share, plan=plan, engine=llm)
+
+    def _answer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
+        return drive(self._vote(given, pay, **kwargs))
+
+    async def _aanswer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
+        return await adrive(self._vote(given, pay, **kwargs))
+
+    def _vote(self, question: str, pay: Pay, *, word: str | None = None) -> Walk[str]:
+        with pay("query") as ticket, self._block(ticket, word or self.ask_for) as block:
+            index = yield from block.next_index([token.encode() for token in TOKENS])
+        return LABELS[index]
+
+    def _block(self, ticket: Any, last_word: str) -> Any:
+        return open_block(
+            self.private,
+            ticket,
+            plan=self.plan,
+            length=1,
+            backend=self.engine,
+            render=_renderer(last_word),
+            choose=lambda values: int(values.argmax()),
+        )
+
+
+def _renderer(last_word: str) -> Callable[[Sequence[Any]], str]:
+    return lambda records: "\n".join([*(f"{record['text']} {last_word} card" for record in records), last_word])

@@ -1,0 +1,334 @@
+"""Calls run together up to the limit, over all sessions, threads and event loops, and pass the model's rate limiter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
+
+from langchain_dpicl.backends.calls import Gate
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.silent import RetryPolicy
+from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
+
+WORDS = [f" w{i}" for i in range(20)]
+DOMAIN = [b" card", b" cash", b""]
+QUICK = RetryPolicy(first_wait=0.001, max_wait=0.001)
+ANSWERS = by_word({"aaa": {" card": 0.5, " cash": 0.25}, "bbb": {" cash": 0.75, " other": 0.25}}, spread(WORDS))
+
+
+class Gauge:
+    """How many calls run at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.made = 0
+        self.threads: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.made += 1
+            self.most = max(self.most, self.now)
+            self.threads.add(threading.current_thread().name)
+
+    def __exit__(self, *args: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
+    class Slow(ScriptedChat):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            with gauge:
+                time.sleep(seconds)
+                return super()._generate(*args, **kwargs)
+
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            with gauge:
+                await asyncio.sleep(seconds)
+                return super()._generate(*args, **kwargs)
+
+    return Slow(answer=ANSWERS, **options)
+
+
+def in_threads(*actions: Callable[[], Any], within: float = 30.0) -> None:
+    """Runs actions at once, each in its own thread; fails if one fails or does not end."""
+    errors: list[BaseException] = []
+
+    def run(action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(action,), daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + within
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not errors, errors
+    assert not any(thread.is_alive() for thread in threads), "they wait for ever"
+
+
+class TestLimit:
+    @pytest.mark.parametrize("limit", [1, 3])
+    async def test_rows_run_together_up_to_it(self, limit: int) -> None:
+        prompts = ["aaa", "bbb"] * 4
+        expected = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(prompts, []).score(DOMAIN)
+        for awaited in (False, True):
+            gauge = Gauge()
+            session = LangChainBackend(slow(gauge), max_concurrency=limit).open(prompts, [])
+            rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
+            assert gauge.most == limit
+            assert np.array_equal(rows, expected)
+
+    @pytest.mark.parametrize("limit", [1, 2, 5])
+    def test_is_one_for_sessions_threads_loops_and_public_calls_together(self, limit: int) -> None:
+        gauge = Gauge()
+        backend = LangChainBackend(slow(gauge, 0.004), max_concurrency=limit)
+        expected = backend.open(["aaa", "bbb"], []).score(DOMAIN)
+        before, gauge.most = gauge.made, 0
+
+        def blocking() -> None:
+            for _ in range(3):
+                rows = backend.open(["aaa", "bbb"] * 3, []).score(DOMAIN)
+                assert np.array_equal(rows, np.tile(expected, (3, 1)))
+
+        def public() -> None:
+            for _ in range(9):
+                assert backend.top_tokens("aaa", [], top_k=1)[0][0] == b" card"
+
+        def awaiting() -> None:
+            async def several() -> list[Any]:
+                sessions = [backend.open(["aaa", "bbb"] * 3, []) for _ in range(2)]
+                return await asyncio.gather(
+                    *(session.ascore(DOMAIN) for session in sessions), backend.atop_tokens("aaa", [], top_k=1)
+                )
+
+            for rows in asyncio.run(several())[:2]:
+                assert np.array_equal(rows, np.tile(expected, (3, 1)))
+
+        in_threads(blocking, blocking, public, awaiting, awaiting)
+        assert gauge.most == limit
+        assert gauge.made - before == 2 * 18 + 9 + 2 * 13
+
+    def test_does_not_lock_up_a_blocking_call_beside_awaited_ones_of_the_same_loop(self) -> None:
+        backend = LangChainBackend(slow(Gauge()), max_concurrency=1)
+
+        async def mixed() -> None:
+            session = backend.open(["aaa"] * 3, [])
+            task = asyncio.create_task(session.ascore(DOMAIN))
+            await asyncio.sleep(0.01)  # the task holds the only place, and this thread is the one that drives it
+            assert backend.top_tokens("aaa", [], top_k=1)
+            assert session.score(DOMAIN).any()
+            assert (await task).any()
+
+        in_threads(lambda: asyncio.run(mixed()), within=10.0)
+
+    async def test_holds_after_a_cancelled_release(self) -> None:
+        gauge = Gauge()
+        backend = LangChainBackend(slow(gauge), max_concurrency=2)
+        for _ in range(3):
+            task = asyncio.create_task(backend.open(["aaa"] * 50, []).ascore(DOMAIN))
+            await asyncio.sleep(0.03)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert gauge.now == 0
+        gauge.most = 0
+        assert (await backend.open(["aaa"] * 6, []).ascore(DOMAIN)).shape == (6, 3)
+        assert gauge.most == 2
+
+    def test_is_kept_by_a_failing_row(self) -> None:
+        model = slow(Gauge(), 0.0, raises={"bad": StatusError("content", status_code=400)})
+        backend = LangChainBackend(model, max_concurrency=1, retry=QUICK)
+        in_threads(lambda: [backend.open(["bad", "aaa"], []).score(DOMAIN) for _ in range(5)], within=10.0)
+
+    def test_threads_are_kept_for_the_next_token(self) -> None:
+        gauge = Gauge()
+        session = LangChainBackend(slow(gauge), max_concurrency=2).open(["aaa"] * 4, [])
+        for _ in range(3):
+            session.score(DOMAIN)
+        assert len({name for name in gauge.threads if name.startswith("dpicl")}) == 2
+
+    def test_one_engine_serves_several_event_loops(self) -> None:
+        backend = LangChainBackend(ScriptedChat(answer=ANSWERS), max_concurrency=1)
+        results: list[Any] = []
+
+        def run() -> None:
+            results.append(asyncio.run(backend.open(["aaa"] * 3, []).ascore(DOMAIN)))
+
+        for _ in range(2):
+            in_threads(run)
+        assert np.array_equal(results[0], results[1])
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:This process")
+    def test_a_forked_process_gets_threads_and_a_limit_of_its_own(self) -> None:
+        backend = LangChainBackend(slow(Gauge(), 0.2), max_concurrency=1)
+        session = backend.open(["aaa"], [])
+        expected = session.score(DOMAIN)
+        holder = threading.Thread(target=lambda: session.score(DOMAIN))
+        holder.start()
+        time.sleep(0.05)  # the only place is taken, and the child inherits no thread that would give it back
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(session.score(DOMAIN), expected) else 1)
+        holder.join()
+        deadline = time.monotonic() + 10.0
+        while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if status[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert status == (child, 0)
+
+
+class TestGate:
+    @pytest.mark.parametrize("limit", [1, 3])
+    def test_never_lets_more_in_and_lets_everybody_in(self, limit: int) -> None:
+        gate, gauge, coins = Gate(limit), Gauge(), random.Random(limit)
+        waits = [coins.random() * 0.002 for _ in range(60)]
+
+        def blocking() -> None:
+            for wait in waits:
+                with gate, gauge:
+                    time.sleep(wait)
+
+        def awaiting() -> None:
+            async def one(wait: float) -> None:
+                async with gate:
+                    with gauge:
+                        await asyncio.sleep(wait)
+
+            async def impatient(wait: float) -> None:
+                try:
+                    await asyncio.wait_for(one(wait), timeout=0.003)
+                except TimeoutError:
+                    return
+
+            async def run() -> None:
+                await asyncio.gather(*map(one, waits), *map(impatient, waits))
+
+            asyncio.run(run())
+
+        in_threads(blocking, blocking, awaiting, awaiting)
+        assert gauge.most == limit
+        assert gauge.now == 0
+        assert gauge.made >= 4 * 60
+        gauge.most = 0
+        in_threads(*[blocking] * (limit + 1))  # every place was given back
+        assert gauge.most == limit
+
+    async def test_serves_who_waits_by_turn(self) -> None:
+        gate, order = Gate(1), []
+
+        async def one(number: int) -> None:
+            async with gate:
+                order.append(number)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(one(number) for number in range(8)))
+        assert order == list(range(8))
+
+    def test_does_not_wait_for_a_loop_that_is_gone(self) -> None:
+        gate = Gate(1)
+        gone = asyncio.new_event_loop()
+
+        async def wait_for_ever() -> None:
+            async with gate:
+                pass
+
+        with gate:
+            task = gone.create_task(wait_for_ever())
+            gone.run_until_complete(asyncio.sleep(0))
+            gone.close()
+        in_threads(gate.__enter__, within=5.0)
+        del task
+
+    def test_ctrl_c_while_waiting_takes_no_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gate = Gate(1)
+
+        def stopped(event: threading.Event, timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+        with gate, monkeypatch.context() as patch:
+            patch.setattr(threading.Event, "wait", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                gate.__enter__()
+        in_threads(gate.__enter__, within=5.0)
+
+    def test_a_place_handed_over_to_a_cancelled_task_goes_to_the_next(self) -> None:
+        gate = Gate(1)
+
+        async def run() -> None:
+            gate.__enter__()
+            waiting = asyncio.create_task(gate.__aenter__())
+            await asyncio.sleep(0)
+            gate.__exit__(None, None, None)  # handed over, and not yet taken
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.wait_for(gate.__aenter__(), timeout=5.0)
+
+        asyncio.run(run())
+
+
+class Counting(BaseRateLimiter):
+    """A rate limiter that counts."""
+
+    def __init__(self) -> None:
+        self.sync = self.awaited = 0
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        self.sync += 1
+        assert blocking
+        return True
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        self.awaited += 1
+        assert blocking
+        return True
+
+
+class TestRateLimiter:
+    async def test_is_asked_before_every_attempt(self) -> None:
+        limiter = Counting()
+        model = ScriptedChat(
+            answer=ANSWERS, rate_limiter=limiter, raises={"bad": StatusError("busy", status_code=503)}, times={"bad": 2}
+        )
+        backend = LangChainBackend(model, retry=QUICK)
+        assert limiter.sync == len(model.seen)
+        limiter.sync = 0
+        model.seen.clear()
+        backend.open(["aaa", "bad", "bbb"], []).score(DOMAIN)
+        assert (limiter.sync, limiter.awaited) == (len(model.seen), 0) == (5, 0)
+        model.times["bad"] = 1
+        await backend.open(["aaa", "bad"], []).ascore(DOMAIN)
+        await backend.atop_tokens("aaa", [], top_k=1)
+        assert (limiter.sync, limiter.awaited) == (5, 4)
+        backend.complete(["aaa"], max_tokens=2)
+        await backend.acomplete(["aaa"], max_tokens=2)
+        assert (limiter.sync, limiter.awaited) == (6, 5)
+
+    @pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "awaited"])
+    def test_slows_all_calls_of_an_engine_down_together(self, awaited: bool) -> None:
+        limiter = InMemoryRateLimiter(requests_per_second=100, check_every_n_seconds=0.002, max_bucket_size=1)
+        backend = LangChainBackend(ScriptedChat(answer=ANSWERS, rate_limiter=limiter))
+        session = backend.open(["aaa"] * 8, [])
+        started = time.monotonic()
+        rows = asyncio.run(session.ascore(DOMAIN)) if awaited else session.score(DOMAIN)
+        assert time.monotonic() - started >= 0.9 * 7 / 100
+        assert rows.all(axis=1).sum() == 0
+        assert rows[:, 0].tolist() == [pytest.approx(0.5)] * 8

@@ -1,0 +1,461 @@
+"""Models with somebody else on the way to their provider are refused, before and after they were made silent."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import subprocess
+import sys
+import time
+import timeit
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from langchain_core.language_models import BaseChatModel, FakeListChatModel, FakeListLLM
+from langchain_core.messages import HumanMessage
+from langsmith import traceable
+from tenacity import retry
+
+from langchain_dpicl.backends import _preflight
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence
+from langchain_dpicl.exceptions import UnsilencableModelError
+from tests.canary import RECORD, VOTE, canaries_in
+from tests.scripted_models import ScriptedChat, fixed
+from tests.unit_tests.backends.canned_provider import ANSWERS, Provider
+from tests.unit_tests.backends.recording_package import WAYS, Recorder
+
+# Clients look for socket options when they are made.
+pytestmark = pytest.mark.filterwarnings("ignore:A test tried to use socket:UserWarning")
+
+ROOT = Path(__file__).resolve().parents[3]
+ONCE = RetryPolicy(max_attempts=1)
+STOCK = ("ChatOpenAI", "OpenAI", "OpenAIDecisions", "ChatAnthropic")
+
+
+def request(text: str = RECORD, explain: Any = "") -> Request:
+    return Request(Hidden(text), lambda prompt: [HumanMessage(prompt)], {}, explain=explain)
+
+
+@functools.cache
+def stock(name: str) -> Any:
+    """A stock client that is never called; what it makes on first use is made, as each of these takes a while."""
+    if name == "OpenAIDecisions":
+        pytest.importorskip("langchain_openai.decisions", reason="this langchain-openai has no decisions")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decisions are in beta
+        model = Provider("http://127.0.0.1:9", []).models[name]()
+    silence(model)
+    for part in ("_client", "_async_client"):
+        getattr(model, part, None)
+    return model
+
+
+def offline_chat() -> Any:
+    """A stock client over a transport in memory."""
+    from langchain_openai import ChatOpenAI
+    from openai import DefaultHttpxClient
+
+    http = importlib.import_module(DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])  # httpx, or httpx2
+    body = json.dumps(ANSWERS["/v1/chat/completions"]).encode()
+    answer = http.MockTransport(
+        lambda _: http.Response(200, content=body, headers={"content-type": "application/json"})
+    )
+    return ChatOpenAI(model="m", api_key="none", base_url="http://here/v1", http_client=http.Client(transport=answer))
+
+
+def fresh(**attributes: Any) -> type[ScriptedChat]:
+    """A model class of this module that no other test patches."""
+
+    def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ScriptedChat._generate(self, *args, **kwargs)
+
+    return type("Mine", (ScriptedChat,), {"_generate": _generate, "__module__": __name__, **attributes})
+
+
+def made(kind: type[ScriptedChat]) -> ScriptedChat:
+    return kind(answer=fixed({VOTE: 1.0}))
+
+
+class TestModelsThatAreAccepted:
+    @pytest.mark.parametrize("name", STOCK)
+    def test_stock_clients(self, name: str) -> None:
+        assert silence(stock(name)).trouble() == ""
+
+    @pytest.mark.parametrize("model", [FakeListChatModel(responses=["a"]), FakeListLLM(responses=["a"])])
+    def test_stock_models_without_a_provider(self, model: Any) -> None:
+        assert silence(model).trouble() == ""
+
+    def test_models_that_users_write_with_methods_decorators_and_callables_of_their_own(self) -> None:
+        def mine(function: Any) -> Any:
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return function(*args, **kwargs)
+
+            return wrapper
+
+        def helper(self: Any) -> str:
+            return "x"
+
+        model = made(
+            fresh(
+                _generate=mine(fresh()._generate),
+                _agenerate=retry(ScriptedChat._agenerate),
+                cached=functools.lru_cache(helper),
+                lazy=functools.cached_property(helper),
+                help=staticmethod(json.dumps),
+            )
+        )
+        assert silence(model).ask(request(), retry=ONCE).answer is not None
+
+    def test_fields_are_left_as_they_are_whatever_they_answer_to(self) -> None:
+        class Fields(ScriptedChat):
+            create: Any = None
+
+        stands_in = MagicMock(return_value={VOTE: 1.0})
+        silent = silence(Fields(answer=stands_in, create=Recorder().by_replacement(str)))
+        assert silent._model.answer is stands_in
+        assert silent.ask(request(), retry=ONCE).answer is not None
+
+    def test_clients_with_a_user_s_own_functions_in_them(self) -> None:
+        from langchain_openai import ChatOpenAI
+
+        model = ChatOpenAI(model="m", api_key=lambda: "key", base_url="http://here/v1")
+        assert silence(model).trouble() == ""
+
+
+PATCHED = [
+    ("ChatOpenAI", "openai.resources.chat.completions.Completions", "create"),
+    ("ChatOpenAI", "openai.resources.chat.completions.AsyncCompletions", "parse"),
+    ("ChatOpenAI", "openai._base_client.SyncAPIClient", "post"),
+    ("ChatOpenAI", "openai._base_client.AsyncAPIClient", "request"),
+    ("ChatOpenAI", "langchain_openai.chat_models.base.BaseChatOpenAI", "_generate"),
+    ("ChatOpenAI", "langchain_openai.ChatOpenAI", "_get_request_payload"),
+    ("OpenAI", "openai.resources.completions.Completions", "create"),
+    ("OpenAI", "langchain_openai.llms.base.BaseOpenAI", "_agenerate"),
+    ("OpenAIDecisions", "openai._base_client.SyncAPIClient", "post"),
+    ("OpenAIDecisions", "langchain_openai.decisions.OpenAIDecisions", "_adecide"),
+    ("ChatAnthropic", "anthropic.resources.messages.Messages", "create"),
+    ("ChatAnthropic", "anthropic.resources.messages.AsyncMessages", "create"),
+    ("ChatAnthropic", "anthropic._base_client.SyncAPIClient", "request"),
+    ("ChatAnthropic", "langchain_anthropic.ChatAnthropic", "_create"),
+]
+
+
+def located(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+class TestInstrumentedMethods:
+    @pytest.mark.parametrize(("name", "path", "method"), PATCHED, ids=[f"{path}.{at}" for _, path, at in PATCHED])
+    def test_of_clients_and_sdks_are_refused_by_the_package_s_name(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, path: str, method: str
+    ) -> None:
+        model, owner = stock(name), located(path)
+        silent = silence(model)
+        monkeypatch.setattr(owner, method, Recorder().by_wraps(vars(owner)[method]))
+        with pytest.raises(UnsilencableModelError, match=f"tests stands before .*{owner.__name__}.{method}"):
+            silence(model)
+        assert "tests stands before" in silent.trouble()
+        monkeypatch.undo()
+        assert silent.trouble() == ""
+        assert silence(model).trouble() == ""
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_are_refused_however_it_is_done(self, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+        kind, recorder = fresh(), Recorder()
+        model = made(kind)
+        monkeypatch.setattr(kind, "_generate", getattr(recorder, way)(vars(kind)["_generate"]))
+        with pytest.raises(
+            UnsilencableModelError, match=r"^Mine cannot be called in silence: tests stands before Mine\._"
+        ):
+            silence(model)
+        assert recorder.seen == []
+        model._generate([HumanMessage(RECORD)])
+        assert canaries_in(" ".join(recorder.seen)) == [RECORD]
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_that_come_later_stop_private_calls_and_raise_on_public_ones(
+        self, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        kind, recorder = fresh(), Recorder()
+        model = made(kind)
+        backend, silent = LangChainBackend(model, max_top_k=1), silence(model)
+        monkeypatch.setattr(kind, "_generate", getattr(recorder, way)(vars(kind)["_generate"]))
+        asked = len(model.seen)
+        assert backend.open([RECORD], []).score([VOTE.encode()]).tolist() == [[0.0]]
+        assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
+        assert await silent.aask(request(), retry=ONCE) == Reply(fault="content")
+        for ask in (silent.ask, backend._calls.model.ask):
+            with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+                ask(request("hello", "kind"), retry=ONCE)
+        with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+            await silent.aask(request("hello", "text"), retry=ONCE)
+        assert (recorder.seen, len(model.seen)) == ([], asked)
+        monkeypatch.undo()
+        assert backend.open([RECORD], []).score([VOTE.encode()]).tolist() == [[1.0]]
+
+    def test_of_an_sdk_see_the_naive_call_and_not_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from openai.resources.chat.completions import Completions
+
+        recorder, model = Recorder(), offline_chat()
+        silent = silence(model)
+        assert silent.ask(request(), retry=ONCE).answer is not None
+        monkeypatch.setattr(Completions, "create", recorder.by_wrapt(Completions.create))
+        assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
+        assert recorder.seen == []
+        offline_chat()._generate([HumanMessage(RECORD)])
+        assert canaries_in(" ".join(recorder.seen)) == [RECORD]
+
+    def test_stay_in_a_client_that_was_used_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """SDKs keep what they made of an instrumented method on first use, after it was taken off the class."""
+        from openai.resources.chat.completions import Completions
+
+        recorder, model = Recorder(), offline_chat()
+        monkeypatch.setattr(Completions, "create", recorder.by_wraps(Completions.create))
+        model.invoke("hello")
+        monkeypatch.undo()
+        with pytest.raises(UnsilencableModelError, match=r"CompletionsWithRawResponse\.create"):
+            silence(model)
+        recorder.seen.clear()
+        model._generate([HumanMessage(RECORD)])
+        assert canaries_in(" ".join(recorder.seen)) == [RECORD]
+        assert silence(offline_chat()).ask(request(), retry=ONCE).answer is not None
+
+    def test_of_one_object_are_refused(self) -> None:
+        """As LangSmith's wrap_openai does it, and as tests do it."""
+        model = offline_chat()
+        model.client.create = traceable(model.client.create)
+        with pytest.raises(UnsilencableModelError, match=r"langsmith stands before Completions\.create"):
+            silence(model)
+        mine = made(fresh())
+        vars(mine)["_generate"] = Recorder().by_replacement(mine._generate)
+        with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+            silence(mine)
+
+    def test_inherited_from_langchain_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        silent = silence(made(fresh()))
+        monkeypatch.setattr(BaseChatModel, "_agenerate", Recorder().by_wrapt(BaseChatModel._agenerate))
+        assert "tests stands before BaseChatModel._agenerate" in silent.trouble()
+
+    def test_put_over_an_inherited_one_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = fresh()
+        silent = silence(made(kind))
+        monkeypatch.setattr(kind, "_agenerate", Recorder().by_wraps(kind._agenerate), raising=False)
+        assert "tests stands before Mine._agenerate" in silent.trouble()
+
+    def test_that_cannot_be_looked_into_are_refused_where_prompts_pass(self) -> None:
+        class Locked:
+            def __get__(self, instance: Any, owner: Any = None) -> Any:
+                return self
+
+            def __getattr__(self, name: str) -> Any:
+                raise RuntimeError("nothing to see")
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        Locked.__module__ = "somewhere.else"
+        kind = fresh()
+        kind._generate = Locked()
+        with pytest.raises(UnsilencableModelError, match=r"somewhere stands before Mine\._generate"):
+            silence(made(kind))
+
+    @pytest.mark.parametrize("what", [traceable(lambda text: text), MagicMock()], ids=["langsmith", "mock"])
+    def test_of_known_recorders_are_refused_around_any_method(self, what: Any) -> None:
+        kind = fresh()
+        silent = silence(made(kind))
+        kind.helper = what  # type: ignore[attr-defined]
+        with pytest.raises(UnsilencableModelError, match=r"(langsmith|unittest) stands before Mine\.helper"):
+            silence(made(kind))
+        assert "stands before Mine.helper" in silent.trouble()
+
+    def test_of_the_http_client_are_refused_where_a_known_recorder_did_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Below that, what users put in is theirs: transports, recorders for tests, hooks."""
+        model = offline_chat()
+        client = type(model.root_client._client)
+        sentry = types.FunctionType(client.send.__code__, {"__name__": "sentry_sdk.integrations.http"})
+        silent = silence(model)
+        monkeypatch.setattr(client, "send", Recorder().by_wraps(client.send))
+        assert silent.trouble() == ""
+        model.root_client._client.send = Recorder().by_replacement(model.root_client._client.send)
+        assert silent.trouble() == ""
+        monkeypatch.setattr(client, "send", traceable(client.send))
+        assert "langsmith stands before Client.send" in silent.trouble()
+        monkeypatch.setattr(client, "send", sentry)
+        assert silent.trouble() == ""
+
+        class BaseClient:
+            """Another SDK's, which has the name of the HTTP client's base: what Sentry does there is not about HTTP."""
+
+            send = sentry
+
+        mine = made(fresh())
+        vars(mine)["client"] = BaseClient()
+        with pytest.raises(
+            UnsilencableModelError, match=r"sentry_sdk\.integrations\.http stands before BaseClient\.send"
+        ):
+            silence(mine)
+
+
+class TestTheCheck:
+    @pytest.mark.parametrize("name", [*STOCK, "mine"])
+    def test_takes_little_time_per_call(self, name: str) -> None:
+        silent = silence(made(fresh()) if name == "mine" else stock(name))
+        # 3 to 30 microseconds on a free core; the least of many is compared with ten times that.
+        assert min(timeit.repeat(silent.trouble, number=10, repeat=50, timer=time.thread_time)) / 10 < 300e-6
+
+    def test_looks_again_only_when_something_has_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks: list[Any] = []
+
+        def look(model: Any) -> Any:
+            looks.append(model)
+            return seen(model)
+
+        seen = _preflight._look
+        kind = fresh()
+        silent = silence(made(kind))
+        monkeypatch.setattr(_preflight, "_look", look)
+        for _ in range(5):
+            silent.ask(request(), retry=ONCE)
+        assert looks == []
+        monkeypatch.setattr(kind, "another", 1, raising=False)
+        for _ in range(5):
+            silent.ask(request(), retry=ONCE)
+        assert len(looks) == 1
+
+    def test_holds_for_a_class_that_changes_while_it_is_read(self) -> None:
+        class Changing(tuple[Any, ...]):
+            __slots__ = ()
+
+            def __iter__(self) -> Iterator[Any]:
+                raise RuntimeError("dictionary changed size during iteration")
+
+        assert _preflight._is_changed([(Changing((1,)), (1,))])
+        assert not _preflight._is_changed([((1,), (1,))])
+
+
+class TestSpansOfTheSDK:
+    """Anthropic's clients draw a span for each call: with its tokens, and with its messages if they are told to."""
+
+    @pytest.mark.parametrize("content", ["", "content"])
+    def test_are_off_in_the_silent_copy_only(self, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+        monkeypatch.setenv("ANTHROPIC_OPEN_TELEMETRY_TRACES_CONTENT_MODE", content)
+        model = Provider("http://127.0.0.1:9", []).models["ChatAnthropic"]()
+        if not hasattr(model._client, "open_telemetry"):
+            pytest.skip("this SDK of Anthropic draws no spans")
+        silent = silence(model)._model
+        for part in ("_client", "_async_client"):
+            assert getattr(silent, part).open_telemetry["traces"]["enabled"] is False
+            assert getattr(model, part).open_telemetry["traces"]["enabled"] is True
+            assert getattr(model, part)._otel.records_content == bool(content)
+            assert getattr(silent, part).api_key == "none"
+
+
+GATEWAYS = {"true": "https://gateway.smith.langchain.com", "http://gateway.local:80/": "http://gateway.local:80"}
+
+
+class TestTheGateway:
+    @pytest.mark.parametrize("switch", GATEWAYS)
+    @pytest.mark.parametrize("name", ["ChatOpenAI", "OpenAIDecisions", "ChatAnthropic"])
+    def test_a_model_that_it_rerouted_is_refused(self, monkeypatch: pytest.MonkeyPatch, name: str, switch: str) -> None:
+        given = pytest.importorskip("langchain_core.utils._gateway", reason="this langchain-core has no gateway")
+        assert given
+        for variable in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "ANTHROPIC_API_URL", "ANTHROPIC_BASE_URL"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("LANGSMITH_GATEWAY", switch)
+        kind = type(stock(name))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rerouted, told = (kind(model="m", api_key="none", **more) for more in ({}, {"base_url": "http://here/v1"}))
+        assert GATEWAYS[switch] in json.dumps(vars(rerouted), default=str)
+        with pytest.raises(UnsilencableModelError, match=r"LangSmith gateway.*unset LANGSMITH_GATEWAY, or .*base_url="):
+            silence(rerouted)
+        assert silence(told).trouble() == ""
+        monkeypatch.setenv("LANGSMITH_GATEWAY", "false")
+        if switch == "true":
+            with pytest.raises(UnsilencableModelError, match="LangSmith gateway"):
+                silence(rerouted)
+
+    def test_a_model_whose_client_holds_the_address_is_refused(self) -> None:
+        """As completion models do, which have no field for it, on any langchain-core."""
+
+        class Client:
+            base_url = "https://gateway.smith.langchain.com/openai/v1"
+
+        model = made(fresh())
+        vars(model)["client"] = Client()
+        with pytest.raises(UnsilencableModelError, match="LangSmith gateway"):
+            silence(model)
+
+
+class TestInstrumentationThatPeopleUse:
+    """Each in a process of its own, as it stays. Naive calls of the same models show that it works."""
+
+    @staticmethod
+    def lines(which: str) -> dict[tuple[str, str], dict[str, Any]]:
+        program = [sys.executable, "-m", "tests.unit_tests.backends.instrumented", which]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        return {(line["phase"], line["model"]): line for line in found}
+
+    @staticmethod
+    def check(found: dict[str, Any], *, refused: str = "", is_overheard: bool = True) -> None:
+        assert found["naive"] == is_overheard
+        assert found["sent_naively"] >= 1
+        assert canaries_in(" ".join(found["sent"])) == []
+        if refused:
+            assert f"cannot be called in silence: {refused} stands before" in found["refused"]
+        else:
+            assert found["refused"] == ""
+
+    @pytest.mark.loopback
+    def test_opentelemetry_and_openinference(self) -> None:
+        lines = self.lines("otel")
+        self.check(lines["no instrumentation", "ChatAnthropic"], is_overheard=False)  # it counts tokens
+        self.check(lines["the SDK's own content mode", "ChatAnthropic"])
+        self.check(lines["OpenInference", "ChatOpenAI"])
+        self.check(lines["OpenTelemetry langchain without propagation", "ChatOpenAI"])
+        self.check(lines["OpenTelemetry langchain without propagation", "OpenAIDecisions"])
+        self.check(lines["OpenTelemetry openai", "OpenAIDecisions"])
+        for name in ("openai", "anthropic", "langchain"):
+            client = "ChatAnthropic" if name == "anthropic" else "ChatOpenAI"
+            found = lines[f"OpenTelemetry {name}", client]
+            self.check(found, refused=f"opentelemetry.instrumentation.{name}")
+        self.check(lines["OpenTelemetry openai", "OpenAI"], refused="opentelemetry.instrumentation.openai")
+        self.check(lines["OpenTelemetry langchain", "OpenAI"], refused="opentelemetry.instrumentation.langchain")
+        assert "disable_trace_context_propagation=True" in lines["OpenTelemetry langchain", "OpenAI"]["refused"]
+        assert lines["OpenTelemetry anthropic, taken off", "ChatAnthropic"]["refused"] == ""
+        assert [line["sent"] for line in lines.values()] == [[]] * len(lines)
+        assert all(line["refused"] or line["faults"] == [None, None] for line in lines.values())
+
+    @pytest.mark.loopback
+    def test_sentry(self) -> None:
+        """Its error events hold the local variables of every frame, its spans the messages."""
+        lines = self.lines("sentry")
+        for name in ("ChatOpenAI", "OpenAI", "ChatAnthropic"):
+            self.check(lines["Sentry", name])
+        self.check(lines["Sentry", "OpenAIDecisions"], is_overheard=False)
+        self.check(lines["Sentry", "a failing model"])
+        assert lines["Sentry", "a failing model"]["faults"] == ["content", "content"]
+        for (phase, _), line in lines.items():
+            if phase == "Sentry":  # the caller's own transaction, and in it no HTTP request, log line or error
+                (sent,) = map(json.loads, line["sent"])
+                assert (sent["type"], sent["spans"], sent.get("breadcrumbs")) == ("transaction", [], None)
+        for name, sdk in {"ChatOpenAI": "openai", "ChatAnthropic": "anthropic"}.items():
+            self.check(lines["Sentry in the SDKs", name], refused=f"sentry_sdk.integrations.{sdk}")
+            assert "disabled_integrations=[...]" in lines["Sentry in the SDKs", name]["refused"]
+
+
+def test_every_known_recorder_is_a_top_level_package_and_no_decorator() -> None:
+    assert all(name.isidentifier() for name in _preflight._RECORDERS)
+    assert not _preflight._RECORDERS & _preflight._DECORATORS
