@@ -291,14 +291,21 @@ def _errors_by(rule: Rule) -> type[BaseException]:
 
 def _is_named(classes: ErrorClasses, error: BaseException) -> bool:
     """Whether an error is one of the classes; one of ours has to be named inside our own tree."""
-    ours = isinstance(error, DPICLError)
+    ours = _holds(error, DPICLError)
     return any(isinstance(error, c) and (not ours or issubclass(c, DPICLError)) for c in classes)
+
+
+def _holds(error: BaseException, kind: type[Exception]) -> bool:
+    """Whether an error is of a kind, or a group with one of that kind inside."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kind) is not None
+    return isinstance(error, kind)
 
 
 def _retry_rule(named: ErrorClasses | Rule) -> Rule:
     if callable(named) and not isinstance(named, type):
         return lambda error: (
-            isinstance(error, Exception) and not isinstance(error, PrivacyBudgetError) and bool(named(error))
+            isinstance(error, Exception) and not _holds(error, PrivacyBudgetError) and bool(named(error))
         )
     classes = _classes("retry_if_exception_type", named)
     refusals = [c.__name__ for c in classes if issubclass(c, PrivacyBudgetError) or c is DPICLError]

@@ -280,12 +280,14 @@ class DemonstrationSynthesizer:
                 error.synthesizer = self  # type: ignore[attr-defined]
             raise
         finally:
-            for held in (held for tickets in draft.tickets.values() for held in tickets):
-                if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
-                    back = held.reservation.give_back()
-                    held.owed, held.reservation = (0 if draft.done else back), None
-                    events.tickets -= back
-            draft.busy = False
+            try:
+                for held in (held for tickets in draft.tickets.values() for held in tickets):
+                    if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
+                        back = held.reservation.give_back()
+                        held.owed, held.reservation = (0 if draft.done else back), None
+                        events.tickets -= back
+            finally:
+                draft.busy = False
 
     def _write(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         def tick() -> None:

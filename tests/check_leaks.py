@@ -36,7 +36,7 @@ OUT = ROOT / "out" / "leaks.md"
 PROCESSES = (("plain",), ("sdk", "telemetry"), ("sentry",))
 """Groups of channels that can share a process."""
 
-FLOORS = ("langchain-core", "openai")
+FLOORS = ("langchain-core", "openai", "langchain-openai", "langchain-anthropic")
 """Installed at their floor in the lowest environment; pip picks what fits them."""
 
 OBSERVERS = re.compile(r"^(langchain-|openai|langgraph|sentry-sdk|openinference-|opentelemetry-)")

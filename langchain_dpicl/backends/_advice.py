@@ -1,12 +1,14 @@
-"""What to do where a model reports no log-probabilities: public facts about providers, in one table. Makes no call.
+"""What to do where a public call fails or brings no log-probabilities: public facts, in one table. Makes no call.
 
 A row applies when each pattern it has matches: the class of the model, its public name, what the server or client said.
-The first row that applies is the advice; none is needed for an error, they only make it useful.
+The first row that applies is the advice; none is needed for an error, they only make it useful. The rows of `ACCOUNT`
+and `ADDRESS` hold for any engine, whatever it asked for.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TAKE_ANOTHER = (
@@ -42,11 +44,47 @@ class Fact:
         )
 
 
-FACTS = (
+QUOTA = Fact(
+    said=r"HTTP 402|insufficient_quota|exceeded your current quota|credit balance",
+    advice="The account has no credit left: check its plan and billing, or take another key.",
+)
+KEY = Fact(
+    said=r"HTTP 40[13]|api[_ ]key|credential",
+    advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
+)
+ACCOUNT = (QUOTA, KEY)
+"""The account behind a key: nothing else needs to be said."""
+
+_BASE_URL = "check base_url (OpenAI's and that of most servers ends in /v1, Anthropic's must not)"
+ADDRESS = (
+    Fact(said=r"HTTP 404", advice=f"Nothing is served there: {_BASE_URL} and the name of the model."),
     Fact(
-        said=r"HTTP 40[13]|api[_ ]key|credential",
-        advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
+        said=r"has no attribute 'model_dump'|JSONDecodeError|null value for 'choices'|Unexpected response type from"
+        r"|TypeError: 'NoneType' object is not iterable",
+        advice=(
+            "What came back is no answer of the API that the client speaks, for instance a web page: "
+            f"{_BASE_URL}, or take another server."
+        ),
     ),
+)
+"""The address of the server."""
+
+ARGUMENT = Fact(
+    said=r"unexpected keyword argument '(?!(logprobs|top_logprobs|max_tokens|temperature)')",
+    advice="The client does not know that argument: remove it from bind(...) or from the model's model_kwargs.",
+)
+"""An argument that is none of ours."""
+
+FACTS = (
+    *ACCOUNT,
+    Fact(
+        model=r"\S*codex|(gpt-|o)[0-9]\S*-pro|computer-use",
+        advice=(
+            "OpenAI serves codex and -pro models by its Responses API only, whose log-probabilities LangChain drops. "
+            + TAKE_ANOTHER
+        ),
+    ),
+    *ADDRESS,
     Fact(
         kind=r"\w*OpenAI",
         said=r"unexpected keyword .*'(include|reasoning|truncation|text|context_management|previous_response_id)",
@@ -55,13 +93,7 @@ FACTS = (
             "Chat Completions instead. Leave it out; what switches reasoning off there is reasoning_effort='none'."
         ),
     ),
-    Fact(
-        model=r"\S*codex|(gpt-|o)[0-9]\S*-pro|computer-use",
-        advice=(
-            "OpenAI serves codex and -pro models by its Responses API only, whose log-probabilities LangChain drops. "
-            + TAKE_ANOTHER
-        ),
-    ),
+    ARGUMENT,
     Fact(
         model=r"gpt-5\.",
         advice=(
@@ -89,8 +121,9 @@ FACTS = (
     Fact(
         kind=r"\w*Ollama",
         advice=(
-            "LangChain's Ollama classes take num_predict and not max_tokens. Ollama 0.12.11 and newer reports "
-            "log-probabilities; try its OpenAI-compatible address: ChatOpenAI(base_url='http://localhost:11434/v1', "
+            "LangChain's Ollama classes take num_predict and not max_tokens. Ollama 0.12.11 and newer may "
+            "report log-probabilities through its OpenAI-compatible address; the probe decides: "
+            "ChatOpenAI(base_url='http://localhost:11434/v1', "
             f"api_key='none', model=...). {TAKE_ANOTHER}"
         ),
     ),
@@ -105,10 +138,6 @@ FACTS = (
             "On Azure the model behind the deployment decides: gpt-5.1 and its successors report them with "
             f"reasoning_effort='none', the o-series, gpt-5, gpt-5-mini and gpt-5-nano never. {TAKE_ANOTHER}"
         ),
-    ),
-    Fact(
-        said=r"HTTP 404",
-        advice="Nothing is served there: check base_url (for most servers it ends in /v1) and the name of the model.",
     ),
     Fact(said=r".", advice=f"{OTHER_NUMBER} Otherwise: {TAKE_ANOTHER}"),
     Fact(
@@ -131,4 +160,44 @@ def advice(kind: str, model: str, said: str = "") -> str:
     >>> advice("ChatOpenAI", "gpt-5.1")
     "OpenAI's gpt-5.1 and its successors report them only without reasoning: ChatOpenAI(..., reasoning_effort='none')."
     """
-    return next(fact.advice for fact in FACTS if fact.applies(kind, model, said))
+    return _first(FACTS, kind, model, said)
+
+
+def whole_vocabulary(kind: str, model: str, said: str = "", *, asked: int) -> str:
+    """Is `advice` where the whole vocabulary was asked for, by so many tokens."""
+    if "HTTP 4" in said and not elsewhere(said):
+        return (
+            "The whole vocabulary was asked for: vLLM reports it when it is started with --max-logprobs -1, llama.cpp "
+            "for its size as full_vocabulary. Otherwise leave full_vocabulary out."
+        )
+    if not said and asked == -1:
+        return (
+            "Not every server knows -1: llama.cpp takes the size of the vocabulary as full_vocabulary. Otherwise: "
+            f"{advice(kind, model)}"
+        )
+    return advice(kind, model, said)
+
+
+def elsewhere(said: str) -> str:
+    """Returns what to do where the fault lies in the key, the account, the address or a bound argument; else "".
+
+    >>> elsewhere("BadRequestError (HTTP 400): no logprobs here")
+    ''
+    """
+    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", said) if said else ""
+
+
+def also(said: str, own: str) -> str:
+    """Returns an engine's own advice after what `elsewhere` knows; one of the two where that says it all.
+
+    >>> also("BadRequestError (HTTP 400): no", "Take another model.")
+    'Take another model.'
+    """
+    known = elsewhere(said)
+    if known and known == _first(ACCOUNT, "", "", said):
+        return known
+    return own if "base_url" in known and "base_url" in own else f"{known} {own}".lstrip()
+
+
+def _first(facts: Sequence[Fact], kind: str, model: str, said: str) -> str:
+    return next((fact.advice for fact in facts if fact.applies(kind, model, said)), "")

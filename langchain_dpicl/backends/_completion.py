@@ -7,12 +7,13 @@ failed, was refused or was filtered reads as "".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage
 
 from langchain_dpicl.backends.calls import Calls, whole
-from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request
+from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request, quietly
 from langchain_dpicl.exceptions import ConfigurationError
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
@@ -27,7 +28,7 @@ def complete(
     """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
     is_chat, stops = calls.model.is_chat, stops_of(stop)
     requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [text_of(reply, stops) for reply in calls.many(requests)]
+    return [quietly(partial(text_of, reply, stops)) or "" for reply in calls.many(requests)]
 
 
 async def acomplete(
@@ -36,7 +37,7 @@ async def acomplete(
     """Is `complete`, awaitable."""
     is_chat, stops = calls.model.is_chat, stops_of(stop)
     requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
-    return [text_of(reply, stops) for reply in await calls.amany(requests)]
+    return [quietly(partial(text_of, reply, stops)) or "" for reply in await calls.amany(requests)]
 
 
 def requests_for(

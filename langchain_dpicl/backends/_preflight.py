@@ -1,7 +1,9 @@
 """Which models can be called in silence, and what stands on a prompt's way. Knows no prompt and makes no call.
 
 Instrumentation of a provider's SDK, or of a model class, replaces functions that prompts pass through. So these are
-looked up here, and each must come from the package of the class it stands in: `Way.trouble` says which does not.
+looked up here: `Way.trouble` names the package that stands in one. Known recorders are refused wherever they stand,
+as wrappers or as classes; any other package only in the classes of an SDK or of LangChain, as what users put around
+code of their own is theirs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ CLASSIFYING = ("_classify", "_aclassify")
 """The doors of a model: the methods, sync and async, that private calls go through."""
 
 # By name, so that neither package is imported: whoever holds such a model has imported it.
-_DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
+DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
 _CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
 _PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, "_call", "_acall", "_stream", "_astream"})
 
@@ -52,10 +54,13 @@ _RECORDERS = frozenset({
     "sentry_sdk", "traceloop", "unittest", "wandb", "weave",
 })
 # fmt: on
-"""Packages that record calls: refused around any method that is met, even of a package not known here."""
+"""Packages that record calls: refused around any method, and as a class, even of or in a package not known here."""
 
 _FAMILIES = (["instrumentation"], ["integrations"])
 """Second parts of module names that say which one of a package it is."""
+
+_PARTS_OF_PARTS = 3
+"""How deep clients of any SDK are looked into, as in `client.chat.completions`: the model is at 0, a client at 1."""
 
 _GATEWAY = "https://gateway.smith.langchain.com"
 _OFF = frozenset({"", "false", "0", "no"})
@@ -78,7 +83,7 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
     """
     if isinstance(model, BaseChatModel | BaseLLM):
         return ("chat" if isinstance(model, BaseChatModel) else "completion"), GENERATING
-    if any((_top(base.__module__), base.__name__) in _DECISION_MODELS for base in type(model).__mro__):
+    if any((_top(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
         for doors in (DECIDING, CLASSIFYING):
             if all(callable(getattr(type(model), name, None)) for name in doors):
                 return "decisions", doors
@@ -163,16 +168,24 @@ def _look(model: Any) -> tuple[Marks, str]:
     """Returns what stands on the way now, and a message about the first package that does not belong there."""
     marks: dict[int, tuple[Any, tuple[Any, ...]]] = {}
     found: dict[str, list[str]] = {}
-    for thing in _things(model):
-        if thing is model or _is_sdk(type(thing)) or _is_http(type(thing)):
+    for thing, depth in _things(model):
+        kind = type(thing)
+        if depth <= _PARTS_OF_PARTS or _is_sdk(kind) or _is_http(kind):
             # Of the model the names: its fields may change with each call, and a method in the way is a new name.
             own: Any = vars(thing) if thing is model else vars(thing).values()
             marks[id(thing)] = (own, tuple(own))
             requests = [(name, value) for name, value in vars(thing).copy().items() if _is_request(thing, name)]
-            _find(found, type(thing), requests, is_strict=not _is_http(type(thing)))
-        for base in filter(_is_looked_at, type(thing).__mro__):
-            marks[id(base)] = (vars(base).values(), tuple(vars(base).values()))
-            _find(found, base, vars(base).copy().items(), is_strict=_is_strict(thing, base))
+            _find(found, kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
+        for given in _given(thing):
+            marks[id(given)] = (given, tuple(given))
+            # Hooks are told of each request. Those that users write are theirs, as transports are that they write.
+            _find(found, kind, [("event_hooks", hook) for hook in given if callable(hook)], is_strict=False)
+        for base in kind.__mro__:
+            if _top(base.__module__) in _RECORDERS:
+                found.setdefault(_package(base.__module__), []).append(kind.__name__)
+            if _is_looked_at(base):
+                marks[id(base)] = (vars(base).values(), tuple(vars(base).values()))
+                _find(found, base, vars(base).copy().items(), is_strict=_is_strict(kind, base))
     for culprit, places in found.items():
         advice = next((text for start, text in _ADVICE.items() if culprit.startswith(start)), _ANY_ADVICE)
         standing = dict.fromkeys(places)
@@ -184,22 +197,44 @@ def _look(model: Any) -> tuple[Marks, str]:
     return list(marks.values()), ""
 
 
-def _things(model: Any) -> Iterator[Any]:
-    """Yields the model, the clients it holds, and what these hold of the same SDK and of the HTTP client below it."""
-    seen: dict[int, Any] = {id(model): model}
+def _things(model: Any) -> Iterator[tuple[Any, int]]:
+    """Yields the model, what it holds, and what its clients hold two levels deep, each with its depth.
+
+    Objects of a known SDK or of the HTTP client are followed to any depth; what the model holds by a name that is not
+    a client's is a user's own object, and not looked into.
+    """
     _make(model, _clients(model))
-    todo = [model]
-    while todo:
-        thing = todo.pop()
-        yield thing
+    todo: list[tuple[Any, int]] = [(model, 0)]
+    seen = {id(model)}
+    for thing, depth in todo:  # it grows; the shallow come first
+        yield thing, depth
         if _is_sdk(type(thing)):
             # Made on first use, on the way of a call: looked at before the first prompt passes.
             _make(thing, ["with_raw_response" if hasattr(type(thing), "create") else "messages"])
-        for item in (*vars(thing).values(), *(getattr(thing, "__pydantic_private__", None) or {}).values()):
-            is_next = _is_sdk(type(item)) or _is_http(type(item)) or (thing is model and _is_looked_at(type(item)))
-            if is_next and hasattr(item, "__dict__") and not isinstance(item, type) and id(item) not in seen:
-                seen[id(item)] = item
-                todo.append(item)
+        # Asked of the class first: an object may answer to any name.
+        is_pydantic = hasattr(type(thing), "__pydantic_private__")
+        held = [*vars(thing).items(), *((thing.__pydantic_private__ or {}).items() if is_pydantic else ())]
+        held += [("", item) for given in _given(thing) for item in given]
+        for name, item in held:
+            kind = type(item)
+            is_known = _is_sdk(kind) or _is_http(kind)
+            is_client = thing is model and "client" in name
+            is_part = depth < _PARTS_OF_PARTS and not _is_http(type(thing)) and _is_looked_at(kind)
+            is_next = is_known or is_part or (is_client and _top(kind.__module__) in _RECORDERS)  # mocks record calls
+            is_new = id(item) not in seen and not issubclass(kind, type)
+            if is_next and is_new and isinstance(_attribute(item, "__dict__"), dict):
+                seen.add(id(item))
+                is_inside = thing is not model or is_known or is_client
+                todo.append((item, depth + 1 if is_inside else _PARTS_OF_PARTS + 1))
+
+
+def _given(thing: Any) -> list[Any]:
+    """Returns the collections in which an HTTP client keeps the transports and hooks that it was given."""
+    if not _is_http(type(thing)):
+        return []
+    mounts, hooks = (vars(thing).get(name) for name in ("_mounts", "_event_hooks"))
+    found = [mounts.values()] if isinstance(mounts, dict) else []
+    return [*found, hooks.values(), *hooks.values()] if isinstance(hooks, dict) else found
 
 
 def _clients(model: Any) -> list[str]:
@@ -215,7 +250,11 @@ def _make(thing: Any, names: Iterable[str]) -> None:
 
 
 def _is_sdk(kind: type) -> bool:
-    return kind.__name__.endswith("WithRawResponse") or any(base.__name__ in _SDK_BASES for base in kind.__mro__)
+    return any(_is_of_sdk(base) for base in kind.__mro__)
+
+
+def _is_of_sdk(base: type) -> bool:
+    return base.__name__ in _SDK_BASES or base.__name__.endswith("WithRawResponse")
 
 
 def _is_http(kind: type) -> bool:
@@ -227,18 +266,26 @@ def _is_looked_at(base: type) -> bool:
     top = _top(base.__module__)
     if top == "langchain_core":
         return not _PROMPT_TAKERS.isdisjoint(vars(base))
+    if top in _HTTP:
+        return _is_http(base)  # not what it keeps: addresses, headers, timeouts
     return top not in sys.stdlib_module_names and top not in {"pydantic", "pydantic_core", "typing_extensions"}
 
 
-def _is_strict(thing: Any, base: type) -> bool:
-    """Whether every method counts: in an SDK and a provider's integration, but not in what users write themselves."""
+def _is_strict(kind: type, base: type) -> bool:
+    """Whether any package counts that stands in a base: in an SDK's and LangChain's, not in what users write."""
     top = _top(base.__module__)
-    return _is_sdk(type(thing)) or (top.startswith("langchain_") and top != "langchain_core")
+    return top.startswith("langchain_") or top in {_top(each.__module__) for each in kind.__mro__ if _is_of_sdk(each)}
 
 
 def _is_request(thing: Any, name: str) -> bool:
     """Whether an attribute of a thing itself takes requests, or stands before a method of its class."""
-    is_field = name in getattr(type(thing), "model_fields", {})
+    value = vars(thing).get(name)
+    if type(value) is types.MethodType and _is_sdk(type(value.__self__)):
+        is_held = any(value.__self__ is held for held in [*vars(thing).values()])
+        if is_held and _static(type(value.__self__), str(_attribute(value, "__name__"))) is value.__func__:
+            return False  # a resource keeps methods of the client that it keeps: those are looked at there
+    fields = getattr(type(thing), "model_fields", None)
+    is_field = isinstance(fields, dict) and name in fields
     return not is_field and (name in _REQUESTS or type(_static(type(thing), name)) is types.FunctionType)
 
 
@@ -247,10 +294,9 @@ def _find(found: dict[str, list[str]], owner: type, items: Iterable[tuple[str, A
     is_core = _top(owner.__module__) == "langchain_core"
     is_http = _is_http(owner)
     for name, value in items:
-        takes_prompt = name in _PROMPT_TAKERS and not is_http
-        if name.startswith("__") or (is_core and not takes_prompt):
+        if name.startswith("__") or (is_core and name not in _PROMPT_TAKERS):
             continue
-        culprit = _culprit(value, _top(owner.__module__), is_strict=is_strict or takes_prompt)
+        culprit = _culprit(value, _top(owner.__module__), is_strict=is_strict)
         # Sentry counts HTTP requests in the context of the call, and that is thrown away with the call.
         if culprit and not (is_http and culprit.startswith("sentry_sdk")):
             found.setdefault(culprit, []).append(f"{owner.__name__}.{name}")
@@ -261,9 +307,14 @@ def _culprit(value: Any, home: str, *, is_strict: bool) -> str:
     for layer in _layers(value):
         module = _module(layer)
         top = _top(module)
-        if top != home and (top in _RECORDERS or (is_strict and top not in _DECORATORS)):
-            return ".".join(module.split(".")[:3]) if module.split(".")[1:2] in _FAMILIES else top
+        if top in _RECORDERS or (is_strict and top != home and top not in _DECORATORS):
+            return _package(module)
     return ""
+
+
+def _package(module: str) -> str:
+    """Returns what to call the package of a module: with the integration's name, where it has several."""
+    return ".".join(module.split(".")[:3]) if module.split(".")[1:2] in _FAMILIES else _top(module)
 
 
 def _layers(value: Any) -> Iterator[Any]:

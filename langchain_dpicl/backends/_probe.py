@@ -19,9 +19,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from langchain_dpicl.backends._advice import TAKE_ANOTHER, VOTES, advice
+from langchain_dpicl.backends._advice import TAKE_ANOTHER, VOTES, advice, elsewhere, whole_vocabulary
 from langchain_dpicl.backends._public import probed
 from langchain_dpicl.backends._wire import Prefill, Wire
 from langchain_dpicl.backends.calls import Calls
@@ -40,7 +41,12 @@ _NEW_MESSAGES = ("quartz", "hum")
 _WRITTEN = 4  # tokens the server writes of its own, so that there is a place after two and after three of them
 _COMPARED_AFTER = (2, 3)
 _AGREEMENT = 0.9
+_MOST, _ALL = 0.99, 0.999  # of the probability, as providers round it: nearly a whole vocabulary, and a whole one
 _PREFILLS: tuple[Prefill, ...] = ("plain", "vllm")
+
+
+class NoLogprobsError(CapabilityError):
+    """A CapabilityError of a model that answers, but without logprobs: what it writes may still do as its vote."""
 
 
 class Probed(NamedTuple):
@@ -57,7 +63,9 @@ class Probed(NamedTuple):
     found: Probabilities
 
 
-def probe(calls: Calls, wire: Wire, *, kind: str, numbers: Sequence[int], load: Callable[[], None]) -> Probed:
+def probe(
+    calls: Calls, wire: Wire, *, kind: str, numbers: Sequence[int], load: Callable[[], None], is_full: bool = False
+) -> Probed:
     """Learns with public text whether logprobs come, for how many tokens, and how a prefix is continued.
 
     Args:
@@ -67,15 +75,17 @@ def probe(calls: Calls, wire: Wire, *, kind: str, numbers: Sequence[int], load: 
       kind: name of the model's class.
       numbers: top tokens to ask for, the most first.
       load: makes `wire.spell` ready; called where tokens come as ids.
+      is_full: whether the number stands for the whole vocabulary.
 
     Raises:
-      CapabilityError: no logprobs, or no continuation.
+      CapabilityError: no logprobs (`NoLogprobsError`), or no continuation.
       ModelCallError: nobody answered.
     """
     name = calls.model.name
     wire, reply = _first_accepted(calls, wire, numbers)
-    asked_for = "logprobs, which writing token by token needs"
-    probed(name, reply, asked=asked_for, advice=advice(kind, name, reply.detail))
+    what = "logprobs, which writing token by token needs"
+    about = partial(whole_vocabulary, asked=wire.asked) if is_full else advice
+    probed(name, reply, asked=what, advice=partial(about, kind, name), lack=NoLogprobsError)
     entries = wire.entries(reply)
     if any(spelled_by_id(entry) is not None for entry, _ in entries):
         load()
@@ -83,54 +93,77 @@ def probe(calls: Calls, wire: Wire, *, kind: str, numbers: Sequence[int], load: 
     if entries and not found:
         _refuse_unreadable(name, entries)
     if not entries:
-        raise CapabilityError(
-            f"{name} answered a public probe without logprobs, which writing token by token needs. {advice(kind, name)}"
-        )
+        raise NoLogprobsError(f"{name} answered a public probe without {what}. {about(kind, name)}")
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _continued(calls, wire, tests)
     return Probed(wire, entries, found)
 
 
-def top_k_of(name: str, reported: int, asked: int, *, is_given: bool) -> int:
-    """Returns how many top tokens a model reports; entries may share a text, so a few of a given number can be missing.
+def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool) -> int:
+    """Returns how many top tokens a model reports.
+
+    A given number is held: the probe must bring that many entries. Two cases are no lack. Entries in a mapping from
+    texts have lost those that share a text, hence the tenth of slack there. And a vocabulary may be smaller than the
+    number; its probabilities sum to 1.
 
     Raises:
       CapabilityError: too few.
     """
-    if is_given and reported < asked / 2:
+    reported = len(entries)
+    if is_given:
+        is_mapping = all(isinstance(entry, str) for entry, _ in entries)
+        if reported >= (0.9 * asked if is_mapping else asked):
+            return asked
+        if _mass(entries) >= _ALL:
+            return reported
         raise CapabilityError(
             f"expected {asked} top logprobs from {name}, found {reported}; give LangChainBackend(llm, "
             f"max_top_k={reported}), or leave max_top_k out to take what the model reports"
         )
-    if not is_given and reported < 2:
+    if reported < 2:
         raise CapabilityError(
             f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves nothing to choose. "
             f"Take another model, or LangChainBackend(llm, max_top_k={reported}) if that is what you want"
         )
-    return asked if is_given else min(asked, reported)
+    return min(asked, reported)
 
 
 def refuse_partial_vocabulary(name: str, entries: Sequence[Entry], asked: int) -> None:
-    """Raises CapabilityError where a server cut the list in silence.
+    """Raises CapabilityError where a server cut the list in silence, or the number is not that of its vocabulary.
 
     Entries that share a text may be merged, hence the tenth of slack.
     """
-    mass = math.fsum(probability(logprob) for _, logprob in entries)
-    if len(entries) < 0.9 * asked or mass < 0.99:
-        raise CapabilityError(
-            f"expected the whole vocabulary from {name} (asked for {asked}), found {len(entries)} tokens holding "
-            f"{mass:.3f} of the probability; raise the server's limit on logprobs or leave full_vocabulary out"
-        )
+    found, mass = len(entries), _mass(entries)
+    if found >= 0.9 * asked and mass >= _MOST:
+        return
+    limit = "raise the server's limit on logprobs (vLLM: --max-logprobs -1) or leave full_vocabulary out"
+    if mass >= _MOST:
+        todo = f"if that is its whole vocabulary, give full_vocabulary={found}; if not, {limit}"
+    elif 0 < asked <= found:
+        todo = "ask for more: give the size of the model's vocabulary as full_vocabulary"
+    else:
+        todo = limit
+    raise CapabilityError(
+        f"expected the whole vocabulary from {name} (asked for {asked}), found {found} tokens holding {mass:.3f} of "
+        f"the probability; {todo}"
+    )
+
+
+def _mass(entries: Sequence[Entry]) -> float:
+    return math.fsum(probability(logprob) for _, logprob in entries)
 
 
 def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[Wire, Reply]:
-    """Asks for fewer and fewer top tokens until the server does not reject the call; keeps to that number."""
+    """Asks for fewer and fewer top tokens until the server does not reject the call; keeps to that number.
+
+    What no other number betters ends it at once: the key, the address, or an argument that the client does not know.
+    """
     reply = Reply()
     for number in numbers:
         wire = dataclasses.replace(wire, asked=number)
         reply = calls.probe(wire.request(Hidden(PROMPT), "", explain="text", max_tokens=_WRITTEN))
-        if reply.fault != "content":
+        if reply.fault != "content" or elsewhere(reply.detail) or reply.detail.startswith("TypeError"):
             break
     return wire, reply
 
@@ -216,7 +249,7 @@ def _refuse_unreadable(name: str, entries: Sequence[Entry]) -> None:
             f"{name} spells tokens as ids. Give LangChainBackend(llm, tokenizer=...) with the tokenizer of that model "
             "(a tokenizer of transformers, or a tiktoken.Encoding), or leave return_tokens_as_token_ids out"
         )
-    raise CapabilityError(
+    raise NoLogprobsError(
         f"{name} reported {len(entries)} top tokens to a public probe, and none that can be read as text with a "
         f"log-probability. {TAKE_ANOTHER} {VOTES}"
     )

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from langchain_dpicl.backends._advice import QUOTA, also, elsewhere
 from langchain_dpicl.backends.silent import Answer, Hidden, Reply
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+
+
+class _Trouble(NamedTuple):
+    """Why nobody answered: a pattern of the failure's kind, what happened and what to do."""
+
+    kind: str
+    what: str
+    todo: str
+
+
+_TROUBLES = (
+    _Trouble(r"HTTP 5", "answered, but with an error of its own", "look at the server and its load"),
+    _Trouble(
+        r"HTTP \d|RateLimit|Overloaded|ServiceUnavailable|InternalServer",
+        "answered, but is busy",
+        "wait, or lower max_concurrency",
+    ),
+    _Trouble(r"Timeout", "did not answer in time", "raise the client's timeout, and check the address"),
+    _Trouble(r"", "could not be reached", "check the address and that the server is up"),
+)
+_NO_CREDIT = _Trouble(r"", "answered, but the account has no credit left", "check its plan and billing")
+_LOOP = _Trouble(r"", "could not be reached", "its client belongs to another event loop: build the model in this one")
+_IN_CLIENT = re.compile(r"\w*(TypeError|AttributeError|ValueError|KeyError|DecodeError|ValidationError)(:|$)")
 
 
 def answered(name: str, reply: Reply) -> Hidden[Answer]:
@@ -12,30 +40,71 @@ def answered(name: str, reply: Reply) -> Hidden[Answer]:
     Raises:
       ModelCallError: nobody answered, or the call was rejected.
     """
-    if reply.answer is None:
-        raise ModelCallError(
-            f"a public call to {name} failed ({_said(reply)}). Check the model and the length of the prompt, then call "
-            "again"
-        )
-    return reply.answer
+    if reply.answer is not None:
+        return reply.answer
+    todo = "Check the model and the length of the prompt"
+    if reply.fault in {"busy", "loop"}:
+        todo = _sentence(_trouble(reply).todo)
+    todo = elsewhere(reply.detail).rstrip(".") or todo
+    raise ModelCallError(f"a public call to {name} failed ({_said(reply)}). {todo}, then call again")
 
 
-def probed(name: str, reply: Reply, *, asked: str, advice: str) -> Hidden[Answer]:
+def probed(
+    name: str,
+    reply: Reply,
+    *,
+    asked: str,
+    advice: str | Callable[[str], str],
+    lack: type[CapabilityError] = CapabilityError,
+) -> Hidden[Answer]:
     """Returns the answer to a probe.
+
+    Args:
+      name: name of the model.
+      reply: what came back.
+      asked: what was asked for.
+      advice: the engine's own advice, or a function from what was said to all of it.
+      lack: what is raised where the fault lies in what was asked for.
 
     Raises:
       ModelCallError: nobody answered.
-      CapabilityError: the call was rejected; says what was `asked` for, and the `advice`.
+      CapabilityError: the call was rejected.
     """
+    if reply.answer is not None:
+        return reply.answer
     if reply.fault in {"busy", "loop"}:
+        trouble = _trouble(reply)
         raise ModelCallError(
-            f"{name} could not be reached: a public probe got no answer ({_said(reply)}). Nothing was spent; check "
-            "the address, the key and that the server is up, then build it again"
+            f"{name} {trouble.what}: a public probe failed ({_kind(reply)}). Nothing was spent; {trouble.todo}, "
+            "then build it again"
         )
-    if reply.answer is None:
-        raise CapabilityError(f"{name} rejected a public probe that asks for {asked} ({_said(reply)}). {advice}")
-    return reply.answer
+    who = f"the client of {name}" if _IN_CLIENT.match(reply.detail) else name
+    todo = advice(reply.detail) if callable(advice) else also(reply.detail, advice)
+    error = CapabilityError if elsewhere(reply.detail) else lack
+    said = _kind(reply) if _is_quota(reply) else _said(reply)
+    raise error(f"{who} rejected a public probe that asks for {asked} ({said}). {todo}")
+
+
+def _trouble(reply: Reply) -> _Trouble:
+    if reply.fault == "loop":
+        return _LOOP
+    if _is_quota(reply):
+        return _NO_CREDIT
+    return next(trouble for trouble in _TROUBLES if re.search(trouble.kind, _kind(reply)))
+
+
+def _is_quota(reply: Reply) -> bool:
+    return QUOTA.applies("", "", reply.detail)
+
+
+def _kind(reply: Reply) -> str:
+    """Returns type and status of a failure: texts about load and credit may quote what private calls used before."""
+    return reply.detail.partition(":")[0] or "it did not say why"
 
 
 def _said(reply: Reply) -> str:
     return reply.detail.rstrip(". ") or "it did not say why"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,20 +1,28 @@
 """What a silent call keeps from logs, warnings and LangChain's run machinery. Knows no model, prompt or answer.
 
-Three process-wide hooks are set when the first silent call is made, and looked after before each further one: the log
-record factory, `warnings.showwarning`, and one of LangChain's configure hooks. Each of them asks a context variable
-whether it runs inside a silent call, and passes everything else on untouched.
+Process-wide hooks are set when the first silent call is made, and looked after before each further one: guards on
+`logging.Logger`, `warnings.showwarning`, threads, thread pools and their futures, and one of LangChain's configure
+hooks. Each of them asks a context variable whether it runs inside a silent call, and passes everything else on
+untouched. Threads and pools do not copy that variable, so the mark of a call is handed to what it starts there.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import thread as pools
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler, CallbackManager, manager
+from langchain_core.messages import BaseMessage
 from langchain_core.tracers import context as tracers
 
 from langchain_dpicl.exceptions import UnsilencableModelError
@@ -28,7 +36,7 @@ RUNS_INSIDE = (
 
 
 class Call:
-    """The mark of a silent call, carried by its context and every copy of it.
+    """The mark of a silent call, carried by its context, every copy of it, and the threads it starts.
 
     Attributes:
       withholds: whether the call is private: nothing it logs or warns of is shown.
@@ -59,7 +67,7 @@ def begin(*, withholds: bool) -> Call:
 
 @contextlib.contextmanager
 def watching(call: Call, text: str) -> Iterator[None]:
-    """Trips a call also on runs in threads that lost its context, where they are about this text; "": about nothing.
+    """Trips a call also on runs in threads that do not carry its mark, if about this text; "": about nothing.
 
     Only a public probe can be told by its text, and only one whose text nobody else uses.
     """
@@ -106,35 +114,158 @@ class _Watcher(BaseCallbackHandler):
 
     run_inline = True
 
-    def _look(self, *args: Any, **kwargs: Any) -> None:
-        shown = str((args, kwargs))
+    def _look(self, serialized: Any, *args: Any, inputs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        shown = tuple(_texts((*args, inputs)))
         for text, call in tuple(_WATCHED):
-            if text in shown:
+            if any(str.__contains__(one, text) for one in shown):
                 call.tripped = True
 
     on_chain_start = on_llm_start = on_chat_model_start = on_tool_start = on_retriever_start = _look
 
 
-class _RecordFactory:
-    """Makes log records; one made inside a private call is empty, and below the level of every handler.
+def _texts(value: Any, *, depth: int = 6) -> Iterator[str]:
+    """Yields plain strings and what messages say; no code of others is run for it, such as a slow `__repr__`."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, BaseMessage):
+        yield from _texts(value.content, depth=depth - 1)
+    elif depth > 0 and type(value) in {list, tuple, dict}:
+        for one in tuple(value.values() if type(value) is dict else value):  # its owner may go on changing it
+            yield from _texts(one, depth=depth - 1)
 
-    It is dropped rather than blanked: `extra=` is copied into a record after it is made, error reporters add the local
-    variables of the frames above, and even the number of records would depend on what a row met.
+
+class _Check(Call):
+    """The mark under which a hook is tried: the guard that was set for the hook trips it, and nothing else happens."""
+
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: _Hook) -> None:
+        super().__init__(withholds=False)
+        self.hook = hook
+
+
+@dataclass(frozen=True, eq=False)
+class _Hook:
+    """A method that gets a guard.
+
+    Attributes:
+      owner: the class it is set on.
+      name: its name.
+      act: what is done inside a silent call instead; takes the inner method, the mark and the method's arguments.
+      attempt: calls the method with something harmless, to see whether the guard is reached.
     """
 
-    __slots__ = ("_inner",)
+    owner: type
+    name: str
+    act: Callable[..., Any]
+    attempt: Callable[[], object]
 
-    def __init__(self, inner: Callable[..., logging.LogRecord]) -> None:
+    def look_after(self) -> None:
+        """Sets the guard, unless it stands already, perhaps below what others set in the meantime."""
+        present = getattr(self.owner, self.name)
+        if present is _GUARDED.get(self):
+            return
+        check = _Check(self)
+        contextvars.Context().run(self._try, check)
+        # To guard again what is guarded already would never end with others who want to be on top as well. Two threads
+        # may both set one; two layers do what one does.
+        if not check.tripped:
+            present = self._over(present)
+            setattr(self.owner, self.name, present)
+        _GUARDED[self] = present
+
+    def _try(self, check: _Check) -> None:
+        _CALL.set(check)
+        # What others set may not like what it is tried with: then the guard goes on top.
+        with contextlib.suppress(Exception):
+            self.attempt()
+
+    def _over(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            call = _CALL.get()
+            if call is None:
+                return inner(*args, **kwargs)
+            if not isinstance(call, _Check):
+                return self.act(inner, call, *args, **kwargs)
+            if call.hook is not self:
+                return inner(*args, **kwargs)
+            call.tripped = True
+            return None
+
+        return guard
+
+
+def _make_record(inner: Callable[..., Any], call: Call, logger: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Keeps record factories from seeing a private call; error reporters add the locals of the frames above."""
+    if call.withholds:
+        return logging.LogRecord(name, _BELOW_ALL_HANDLERS, "", 0, "withheld: a private model call", (), None)
+    return inner(logger, name, *args, **kwargs)
+
+
+def _handle(inner: Callable[..., Any], call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Drops records before any filter: even their number would depend on what a row met."""
+    return None if call.withholds else inner(*args, **kwargs)
+
+
+def _start(inner: Callable[..., Any], call: Call, thread: threading.Thread) -> Any:
+    """Starts a thread with the mark; not a pool's worker, which lives on and works for others."""
+    target = getattr(thread, "_target", None)
+    if target is not pools._worker:  # noqa: SLF001
+        if target is not None:
+            # Below what others put around `run`, such as reporters of errors.
+            thread._target = _Carried(call, target, is_thread=True)  # type: ignore[attr-defined]  # noqa: SLF001
+        thread.run = _Carried(call, _Once(thread.run), is_thread=True)  # type: ignore[method-assign]
+    return inner(thread)
+
+
+def _hand_over(inner: Callable[..., Any], call: Call, pool: Any, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Gives work to a pool, with the mark. As a partial, so that no frame of ours in the worker names its arguments."""
+    return inner(pool, _Carried(call, functools.partial(work, *args, **kwargs)))
+
+
+def _call_back(inner: Callable[..., Any], call: Call, future: Any, fn: Callable[..., Any]) -> Any:
+    """Gives a callback to a future, with the mark: it runs in the pool's worker, after the work."""
+    return inner(future, _Carried(call, fn))
+
+
+class _Carried:
+    """A function that runs with the mark of the call that handed it to a thread."""
+
+    __slots__ = ("_call", "_inner", "_is_thread")
+
+    def __init__(self, call: Call, inner: Callable[..., Any], *, is_thread: bool = False) -> None:
+        self._call = call
         self._inner = inner
+        self._is_thread = is_thread
 
-    def __call__(self, name: str, level: int, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        if _is_withheld():
-            return logging.LogRecord(name, _BELOW_ALL_HANDLERS, "", 0, "withheld: a private model call", (), None)
-        return self._inner(name, level, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _CALL.set(self._call)
+        try:
+            return self._inner(*args, **kwargs)
+        except BaseException:
+            # Nobody waits for it, and `threading.excepthook` would show it: on stderr, or to who reports errors.
+            if self._is_thread and self._call.withholds:
+                return None
+            raise
+        finally:
+            _CALL.reset(token)
+
+
+class _Once:
+    """A thread's `run`, forgotten when it is called: the thread would hold itself, and with it what it was given."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._runs = [run]
+
+    def __call__(self, *_: Any) -> None:  # others may call what they find in `thread.run` with the thread
+        self._runs.pop()()
 
 
 class _ShowWarning:
-    """Shows warnings, but none of a private call."""
+    """Shows warnings, but none of a private call; and what remembers which were shown forgets those."""
 
     __slots__ = ("_inner",)
 
@@ -144,6 +275,45 @@ class _ShowWarning:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if not _is_withheld():
             self._inner(*args, **kwargs)
+        elif len(args) > 3:  # as `warnings` calls it; for anybody else it wrote nothing down
+            _forget(*args[:4])
+
+
+def _forget(message: Warning, category: type[Warning], filename: str, line: int) -> None:
+    """Takes a warning out of the registries, which would keep its text, and keep the next one like it from showing."""
+    # A registry has the text that was warned of, or that of the warning where an instance was.
+    texts = [str(message), *(one for one in message.args if isinstance(one, str))]
+    keys = [key for text in texts for key in ((text, category, line), (text, category, 0), (text, category))]
+    own: list[dict[str, Any]] = []
+    others = [sys.__dict__]
+    frame = sys._getframe()  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+        (own if frame.f_code.co_filename == filename else others).append(frame.f_globals)
+    for place in own or others:
+        _remove(keys, place.get("__warningregistry__"))
+    _remove(keys, warnings.onceregistry)  # type: ignore[attr-defined]
+
+
+def _remove(keys: list[Any], registry: dict[Any, Any] | None) -> None:
+    if registry is not None:
+        for key in keys:
+            registry.pop(key, None)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _lone_logger() -> logging.Logger:
+    logger = logging.Logger("langchain_dpicl.check")  # noqa: LOG001  nobody else is to find it
+    logger.addHandler(logging.NullHandler())
+    return logger
+
+
+def _try_the_pool() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(_nothing)
 
 
 _BELOW_ALL_HANDLERS = -1
@@ -151,17 +321,34 @@ _WATCHED: list[tuple[str, Call]] = []
 _WATCHER = _Watcher()
 _TRIPWIRE: Any = _Tripwire()  # of a context variable, LangChain uses `get` only
 _trusted: tuple[Any, ...] = ()
+_HOOKS = (
+    _Hook(
+        logging.Logger,
+        "makeRecord",
+        _make_record,
+        lambda: _lone_logger().makeRecord("", _BELOW_ALL_HANDLERS, "", 0, "", (), None),
+    ),
+    _Hook(logging.Logger, "handle", _handle, lambda: _lone_logger().handle(logging.makeLogRecord({}))),
+    _Hook(threading.Thread, "start", _start, lambda: threading.Thread(target=_nothing).start()),
+    _Hook(concurrent.futures.ThreadPoolExecutor, "submit", _hand_over, _try_the_pool),
+    _Hook(
+        concurrent.futures.Future,
+        "add_done_callback",
+        _call_back,
+        lambda: concurrent.futures.Future[None]().add_done_callback(_nothing),
+    ),
+)
+_GUARDED: dict[_Hook, Any] = {}
 
 
 def _look_after_hooks() -> None:
     """Sets what is missing, on top of what others set in the meantime."""
     global _trusted  # noqa: PLW0603
-    # Two threads may both set one; two layers do what one does.
-    if type(logging.getLogRecordFactory()) is not _RecordFactory:
-        logging.setLogRecordFactory(_RecordFactory(logging.getLogRecordFactory()))
+    for hook in _HOOKS:
+        hook.look_after()
     if type(warnings.showwarning) is not _ShowWarning:
         warnings.showwarning = _ShowWarning(warnings.showwarning)
-    if not any(hook[0] is _TRIPWIRE for hook in tracers._configure_hooks):  # noqa: SLF001
+    if not any(known[0] is _TRIPWIRE for known in tracers._configure_hooks):  # noqa: SLF001
         tracers.register_configure_hook(_TRIPWIRE, inheritable=False)
     doors = (manager._configure, CallbackManager.__dict__["configure"], AsyncCallbackManager.__dict__["configure"])  # noqa: SLF001
     if doors != _trusted:

@@ -37,7 +37,7 @@ class PublicTokenizer:
       given: a tokenizer, or the name of an encoding of tiktoken, which is loaded when it is first needed.
 
     Raises:
-      ConfigurationError: it is neither.
+      ConfigurationError: it is neither, or tiktoken knows no encoding of that name.
     """
 
     def __init__(self, given: Tokenizer | str) -> None:
@@ -50,7 +50,9 @@ class PublicTokenizer:
         self._spell: Callable[[int], bytes | None] | None = None
         self._known: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        if not isinstance(given, str):
+        if isinstance(given, str):
+            _refuse_unknown(given)
+        else:
             self.load()
 
     def __repr__(self) -> str:
@@ -109,13 +111,18 @@ def speller(tokenizer: Any) -> Callable[[int], bytes | None] | None:
     return None
 
 
-def _named(name: str) -> Any:
+def _refuse_unknown(name: str) -> None:
     import tiktoken
 
     if name not in tiktoken.list_encoding_names():
         raise ConfigurationError(
             f"expected tokenizer as one of tiktoken's encodings {tiktoken.list_encoding_names()}, found {name!r}"
         )
+
+
+def _named(name: str) -> Any:
+    import tiktoken
+
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:  # no network, no room for the file, or another file than it should be

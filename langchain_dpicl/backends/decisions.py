@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends._public import answered, probed
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import Calls, limit_of
-from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request, RetryPolicy, quietly, silence, unwrap
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 INSTRUCTIONS = "The input is a text that stops where a label is missing. Which label comes next?"
@@ -53,7 +53,8 @@ class DecisionsBackend:
 
     Raises:
       CapabilityError: it is no decision model, or a probe with public text brings no probability for every choice.
-      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice within a few seconds.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds (the client's own retries and timeout come on top).
       UnsilencableModelError: see `silent.silence`.
       ConfigurationError: the instructions are empty, or a number is out of range.
     """
@@ -109,16 +110,18 @@ class DecisionsBackend:
         Raises:
           ConfigurationError: the choices are too few, too many, empty or not distinct.
         """
-        names = distinct(choices)
-        requests = [self._request(Hidden(prompt), names) for prompt in prompts]
+        boxes = [Hidden(prompt) for prompt in prompts]
         del prompts  # from here on this frame holds boxes only
+        names = distinct(choices)
+        requests = [self._request(box, names) for box in boxes]
         return _stacked([_row(reply, names) for reply in self._calls.many(requests)], len(names))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, awaitable; rows of one call run concurrently."""
-        names = distinct(choices)
-        requests = [self._request(Hidden(prompt), names) for prompt in prompts]
+        boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
+        names = distinct(choices)
+        requests = [self._request(box, names) for box in boxes]
         return _stacked([_row(reply, names) for reply in await self._calls.amany(requests)], len(names))
 
     def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
@@ -165,7 +168,7 @@ class DecisionsBackend:
 
 
 def choice_row(response: object, names: Sequence[str]) -> NDArray[np.float64]:
-    """Reads one response, whatever it is: float64[names], logarithms of probabilities that sum to <= 1.
+    """Reads one response, whatever it is: float64[names], logarithms of probabilities that sum to 1 at most.
 
     Numbers beyond [0, 1] count as 0 or 1, and a sum above 1 is scaled down. Choices that are missing or have no
     number, refusals and anything that is no answer to a choice question are -inf; further labels are left out.
@@ -196,7 +199,9 @@ def _render(question: Any) -> Render:
 
 
 def _row(reply: Reply, names: Sequence[str]) -> NDArray[np.float64]:
-    return choice_row(None if reply.answer is None else reply.answer.reveal().decision, names)
+    """Reads a private reply; an answer that raises when it is looked at abstains."""
+    row = quietly(lambda: choice_row(None if reply.answer is None else reply.answer.reveal().decision, names))
+    return np.full(len(names), -np.inf) if row is None else row
 
 
 def _probability(value: object) -> float:

@@ -7,6 +7,7 @@ learnt by `_probe`. Tokens are keyed by their bytes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_dpicl.backends._completion import acomplete, complete
@@ -16,8 +17,17 @@ from langchain_dpicl.backends._tokenizer import PublicTokenizer, Tokenizer
 from langchain_dpicl.backends._wire import CONTINUE, Continuation, Prefill, Wire
 from langchain_dpicl.backends.base import Rows, Token, TokenSession
 from langchain_dpicl.backends.calls import Calls, limit_of, whole
-from langchain_dpicl.backends.logprobs import EOS, EOS_TEXTS, to_rows
-from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, SilentModel, silence, unwrap
+from langchain_dpicl.backends.logprobs import EOS, EOS_TEXTS, Probabilities, to_rows
+from langchain_dpicl.backends.silent import (
+    Hidden,
+    Reply,
+    Request,
+    RetryPolicy,
+    SilentModel,
+    quietly,
+    silence,
+    unwrap,
+)
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 __all__ = ["CONTINUE", "Continuation", "LangChainBackend", "Prefill"]
@@ -33,30 +43,33 @@ class LangChainBackend:
       - No prompt and no answer reaches a LangChain callback, tracer, cache, debug output or exception.
 
     Args:
-      llm: a chat or completion model, bound or not; bound arguments are sent with every call.
+      llm: a chat or completion model, bound or not; bound arguments are sent with every call, but for those that are
+        ours: temperature, max_tokens, logprobs and top_logprobs are set, stop, stream, n, best_of and echo left out.
       continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
       prefill: how the server is told to go on writing an assistant message: "plain" (it does so by itself, as
         llama.cpp), "vllm" (by `continue_final_message`); taken at its word. None: the first of them that the probe
         sees working.
-      max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them. None: what
-        the probe brings of 20, or of the largest of 10, 5 and 2 that the server does not reject; at least 2.
+      max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them, or else a
+        whole vocabulary that is smaller. None: what the probe brings of 20, or of the largest of 10, 5 and 2 that the
+        server does not reject; at least 2.
       max_concurrency: calls in flight at once, over all sessions, threads and event loops; None: 32.
       full_vocabulary: how many tokens to ask for to get the whole vocabulary, where the server allows it (llama.cpp:
-        the vocabulary size; vLLM started with `--max-logprobs -1`: -1). None: a top-k engine.
+        the vocabulary size; vLLM started with `--max-logprobs -1`: -1), in place of `max_top_k`. None: a top-k engine.
       eos_texts: how the provider spells the end of a text.
       tokenizer: the model's tokenizer (a `tiktoken.Encoding`, one of transformers, or anything with `encode`), or the
-        name of an encoding of tiktoken, loaded when it is needed. It counts public text, and turns token ids into
-        bytes where the server reports ids. None: text is counted in UTF-8 bytes, an upper estimate.
+        name of an encoding of tiktoken, loaded when it is needed. It turns token ids into bytes where the server
+        reports ids, and counts for `count_tokens`. None: ids stay unread, text is counted in UTF-8 bytes.
       text_options: further arguments of `complete`; they go before temperature 0, and None leaves one out.
       retry: how long each row's call is waited for.
 
     Raises:
       CapabilityError: a probe with public text shows no logprobs, fewer than `max_top_k`, or no continuation; or it is
         a decision model.
-      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice within a few seconds.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds. The client's own retries and timeout come on top.
       UnsilencableModelError: see `silent.silence`.
-      ConfigurationError: the continuation does not suit the kind of model, a number is out of range, or the tokenizer
-        is none or cannot be loaded.
+      ConfigurationError: the continuation does not suit the kind of model, a number or option is not what is expected
+        here, or the tokenizer is none or cannot be loaded.
     """
 
     def __init__(
@@ -73,9 +86,9 @@ class LangChainBackend:
         text_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
+        ends, self._text_options = _ends(eos_texts), _options(text_options)
         self._model = silence(llm)
         self._tokenizer = None if tokenizer is None else PublicTokenizer(tokenizer)
-        self._text_options = dict(text_options or {})
         self._calls = Calls(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
         numbers = _numbers_to_ask(max_top_k, full_vocabulary)
         continuation = _continuation(self._model, continuation)
@@ -85,7 +98,7 @@ class LangChainBackend:
             prefill=_prefill(continuation, prefill),
             asked=numbers[0],
             extra_body=_extra_body(llm),
-            eos_texts=frozenset(eos_texts),
+            eos_texts=ends,
             spell=self._tokenizer.spelled if self._tokenizer else None,
         )
         seen = probe(
@@ -94,6 +107,7 @@ class LangChainBackend:
             kind=type(unwrap(llm)[0]).__name__,
             numbers=numbers,
             load=self._tokenizer.load if self._tokenizer else lambda: None,
+            is_full=full_vocabulary is not None,
         )
         self._wire = seen.wire
         self._vocabulary = tuple(sorted({*seen.found, EOS}))
@@ -163,7 +177,10 @@ class LangChainBackend:
         return _bytes(tokens).decode("utf-8", "replace")
 
     def count_tokens(self, text: str) -> int:
-        """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown."""
+        """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown.
+
+        For callers: neither plans nor generation nor accounting ask it of this engine.
+        """
         return self._tokenizer.count(text) if self._tokenizer else len(text.encode("utf-8", "replace"))
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
@@ -180,11 +197,16 @@ class LangChainBackend:
 
     def _score(self, prompts: Sequence[Hidden[str]], prefix: str, domain: Sequence[Token]) -> Rows:
         replies = self._calls.many([self._wire.request(prompt, prefix) for prompt in prompts])
-        return to_rows([self._wire.read(reply, prefix) for reply in replies], domain)
+        return to_rows([quietly(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
 
     async def _ascore(self, prompts: Sequence[Hidden[str]], prefix: str, domain: Sequence[Token]) -> Rows:
         replies = await self._calls.amany([self._wire.request(prompt, prefix) for prompt in prompts])
-        return to_rows([self._wire.read(reply, prefix) for reply in replies], domain)
+        return to_rows([quietly(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
+
+    def _read(self, reply: Reply, prefix: str) -> Probabilities:
+        """Reads a private answer; objects of foreign classes in it may do anything when they are touched, later too."""
+        found = self._wire.read(reply, prefix)
+        return found if all(type(key) is bytes for key in found) else {}
 
     def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
         if self._max_top_k is not None and top_k > self._max_top_k:
@@ -203,7 +225,7 @@ class LangChainBackend:
 
     def _reported(self, seen: Probed, *, is_given: bool, is_full: bool) -> int | None:
         if not is_full:
-            return top_k_of(self.name, len(seen.entries), seen.wire.asked, is_given=is_given)
+            return top_k_of(self.name, seen.entries, seen.wire.asked, is_given=is_given)
         refuse_partial_vocabulary(self.name, seen.entries, seen.wire.asked)
         return None
 
@@ -276,9 +298,30 @@ def _extra_body(llm: Any) -> dict[str, Any]:
 
 
 def _numbers_to_ask(max_top_k: int | None, full_vocabulary: int | None) -> tuple[int, ...]:
+    if max_top_k is not None and full_vocabulary is not None:
+        raise ConfigurationError(
+            f"expected max_top_k or full_vocabulary, found both ({max_top_k!r} and {full_vocabulary!r}); "
+            "full_vocabulary alone asks for every token"
+        )
     if full_vocabulary is not None:
         return (-1 if full_vocabulary == -1 else whole("full_vocabulary", full_vocabulary),)
     return TOP_K if max_top_k is None else (whole("max_top_k", max_top_k),)
+
+
+def _ends(eos_texts: Any) -> frozenset[str]:
+    is_list = isinstance(eos_texts, Iterable) and not isinstance(eos_texts, str)
+    texts: list[Any] = list(eos_texts) if is_list else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(f"expected eos_texts as a collection of texts, found {eos_texts!r}")
+    return frozenset(texts)
+
+
+def _options(text_options: object) -> dict[str, Any]:
+    if text_options is not None and not isinstance(text_options, Mapping):
+        raise ConfigurationError(
+            f"expected text_options as a mapping of arguments, found {type(text_options).__name__}"
+        )
+    return dict(text_options or {})
 
 
 def _bytes(tokens: Sequence[Token]) -> bytes:

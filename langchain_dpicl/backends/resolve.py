@@ -7,6 +7,8 @@ from typing import Any, Literal
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 
+from langchain_dpicl.backends._preflight import DECISION_MODELS
+from langchain_dpicl.backends._probe import NoLogprobsError
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
@@ -17,7 +19,6 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 TEXT_ONLY = frozenset({("langchain_anthropic", "ChatAnthropic"), ("langchain_anthropic", "AnthropicLLM")})
 """Classes of models that have no logprobs, by package and name: they vote with their text without being probed."""
 
-_DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
 _NO_WRAPPER = "pass the model itself rather than a chain, fallback or configurable wrapper around it"
 
 
@@ -39,6 +40,7 @@ def as_backend(llm: Any) -> NextTokenBackend:
     >>> as_backend(fake) is fake
     True
     """
+    _refuse_what_is_no_instance(llm)
     if isinstance(llm, NextTokenBackend):
         return llm
     carried = _carried(llm)
@@ -77,6 +79,7 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     """
     if votes not in {None, "text"}:
         raise ConfigurationError(f'expected votes="text" or None, found {votes!r}')
+    _refuse_what_is_no_instance(llm)
     kind = _kind(llm)
     if votes == "text":
         return _text_votes(llm, kind)
@@ -91,6 +94,18 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
         "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
         f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"
     )
+
+
+def _refuse_what_is_no_instance(llm: Any) -> None:
+    """Classes have the methods of their instances, so they would pass for engines."""
+    if isinstance(llm, type):
+        raise CapabilityError(f"expected a model or an engine, found the class {llm.__name__}; {_instance(llm)}")
+    if isinstance(llm, str):
+        raise CapabilityError(f"expected a model or an engine, found the text {llm!r}; {_instance(None)}")
+
+
+def _instance(cls: type | None) -> str:
+    return f"pass the model itself, an instance: {cls.__name__ if cls else 'ChatOpenAI'}(...)"
 
 
 def _carried(llm: Any) -> Any:
@@ -115,7 +130,7 @@ def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
     """Labels stand right after the prompt, so it does not matter whether a chat model continues its own message."""
     try:
         return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
-    except CapabilityError as error:
+    except NoLogprobsError as error:
         said = str(error).rstrip(". ")
     raise CapabilityError(f'{said}. For what the model writes to be its vote, without probabilities, give votes="text"')
 
@@ -124,7 +139,7 @@ def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
     inner, _ = unwrap(llm)
     if isinstance(inner, BaseChatModel | BaseLLM):
         return "chat" if isinstance(inner, BaseChatModel) else "completion"
-    return "decisions" if _is_one_of(inner, _DECISION_MODELS) else None
+    return "decisions" if _is_one_of(inner, DECISION_MODELS) else None
 
 
 def _is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:

@@ -13,10 +13,8 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
@@ -30,125 +28,24 @@ from langchain_dpicl.backends._preflight import (
     refuse_open_models,
 )
 from langchain_dpicl.backends._quiet import RUNS_INSIDE, Call, begin, watching
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
+from langchain_dpicl.backends._talk import Answer, Hidden, ProbePolicy, Render, Reply, Request, RetryPolicy
+from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
+
+__all__ = [
+    "Answer",
+    "Hidden",
+    "ProbePolicy",
+    "Render",
+    "Reply",
+    "Request",
+    "RetryPolicy",
+    "SilentModel",
+    "quietly",
+    "silence",
+    "unwrap",
+]
 
 T = TypeVar("T")
-Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
-"""Turns the private prompt into what the model takes: text for a completion model, messages for a chat model, a request
-(input and questions) for a decision model."""
-
-
-class Hidden(Generic[T]):
-    """Private data in a box: no repr, no pickle; so a frame that holds only boxes shows nothing."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def reveal(self) -> T:
-        """Returns the content; never bind it to a name."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Hidden(<private>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("private prompts and answers cannot be pickled or copied")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The first generation of a result, without its usage, ids and headers; or all of a decision model's response."""
-
-    text: str = field(repr=False)
-    logprobs: Any = field(repr=False)
-    finish_reason: Any = field(repr=False)
-    refused: bool = field(repr=False)
-    decision: Any = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a silent call returns: an answer in its box, or a fault.
-
-    Attributes:
-      answer: the answer, or None.
-      fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
-        may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
-        Inside this module also "unsilent": somebody would have overheard the call, so it was not made or not finished.
-      retry_after: seconds the provider asked to wait, if it did.
-      detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
-    """
-
-    answer: Hidden[Answer] | None = field(default=None, repr=False)
-    fault: Literal["busy", "unreadable", "loop", "content", "unsilent"] | None = field(default=None, repr=False)
-    retry_after: float | None = field(default=None, repr=False)
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How long one row's call is waited for: by its own count, so that no row's patience depends on another's.
-
-    There is no wall-clock limit over attempts, as other rows' retries would move it; the client's own timeout starts
-    with each call.
-
-    Args:
-      max_attempts: calls in all, the first included.
-      first_wait: seconds before the second attempt at a busy server; doubled for each further one.
-      max_wait: seconds a single wait may last, whatever the provider asks for.
-    """
-
-    max_attempts: int = 8
-    first_wait: float = 0.5
-    max_wait: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.max_attempts < 1 or not (self.first_wait >= 0.0 and self.max_wait >= 0.0):
-            raise ConfigurationError(f"expected max_attempts >= 1 and waits >= 0 seconds, found {self}")
-
-    def wait(self, reply: Reply, *, attempt: int) -> float | None:
-        """Returns the seconds to wait before the next attempt; None: this reply is final."""
-        if reply.fault in {None, "content", "unsilent"} or attempt >= self.max_attempts:
-            return None
-        if reply.fault != "busy":
-            return 0.0
-        return min(self.max_wait, max(self.first_wait * 2.0 ** (attempt - 1), reply.retry_after or 0.0))
-
-
-@dataclass(frozen=True)
-class ProbePolicy(RetryPolicy):
-    """Patience with a public probe: a server that is busy or cannot be reached is asked once more, soon."""
-
-    @classmethod
-    def of(cls, retry: RetryPolicy) -> ProbePolicy:
-        """Returns the probe's patience where rows have that of `retry`."""
-        return cls(retry.max_attempts, retry.first_wait, min(retry.max_wait, 2.0))
-
-    def wait(self, reply: Reply, *, attempt: int) -> float | None:
-        """Is `RetryPolicy.wait`, but a second busy reply is final."""
-        return None if reply.fault == "busy" and attempt >= 2 else super().wait(reply, attempt=attempt)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One call: the prompt in its box and the public rest.
-
-    Attributes:
-      prompt: the prompt.
-      render: how the prompt becomes the model's input.
-      options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
-      is_readable: says whether an answer has what was asked for; if not, the call is made again.
-      explain: what a failure may tell: "" of a private call; "kind" (type and status) of a public one; "text" of the
-        probe, which comes before any private call: later texts may quote what private calls used.
-    """
-
-    prompt: Hidden[str]
-    render: Render
-    options: Mapping[str, Any]
-    is_readable: Callable[[Answer], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
-    explain: Literal["", "kind", "text"] = ""
 
 
 class SilentModel:
@@ -181,8 +78,9 @@ class SilentModel:
 
     @property
     def name(self) -> str:
-        """Public name: the provider's model name where there is one."""
-        named = getattr(self._model, "model_name", None) or getattr(self._model, "model", None)
+        """Public name: the provider's model name where there is one, as a binding may set it."""
+        named = self._bound.get("model") or getattr(self._model, "model_name", None)
+        named = named or getattr(self._model, "model", None)
         return named if isinstance(named, str) else type(self._model).__name__
 
     def trouble(self) -> str:
@@ -209,7 +107,7 @@ class SilentModel:
             if is_lost:
                 reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request)
             else:
-                reply = await loop.create_task(self._aattempt(request), context=contextvars.Context())
+                reply = await self._awaited(request)
                 is_lost = reply.fault == "loop"
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
@@ -217,39 +115,60 @@ class SilentModel:
             await asyncio.sleep(wait)
             attempt += 1
 
+    async def _awaited(self, request: Request) -> Reply:
+        """Runs one attempt as a task with a context of its own; one that cancels itself is a fault of its row."""
+        attempt = asyncio.get_running_loop().create_task(self._aattempt(request), context=contextvars.Context())
+        caller = asyncio.current_task()
+        try:
+            return await attempt
+        except asyncio.CancelledError:
+            if caller is None or caller.cancelling():
+                raise
+        return Reply(fault="content")
+
     def _attempt(self, request: Request) -> Reply:
         """The private frame: what is private here gets no name, and what is raised stays here."""
         call = begin(withholds=not request.explain)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
+        outcome: Reply | None = None
         try:
-            with tracing_context(enabled=False), watching(call, _probe_text(request)):
-                if self._limiter is not None:
-                    self._limiter.acquire(blocking=True)
-                reply = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
-            return self._if_untripped(reply, call)
-        except KeyboardInterrupt as error:
-            stop = _unmarked(error)
-        except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
-            return self._if_untripped(_fault(error, explain=request.explain), call)
-        raise stop  # outside the handler: the provider's exception is not its context
+            try:
+                with tracing_context(enabled=False), watching(call, _probe_text(request)):
+                    if self._limiter is not None:
+                        self._limiter.acquire(blocking=True)
+                    outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
+            except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
+                outcome = _outcome(error, explain=request.explain)
+        except KeyboardInterrupt:  # while a failure was looked at
+            outcome = None
+        if outcome is None:  # outside the handlers: the provider's exception is not its context
+            raise KeyboardInterrupt
+        return self._if_untripped(outcome, call)
 
     async def _aattempt(self, request: Request) -> Reply:
         """Is `_attempt`, awaitable."""
         call = begin(withholds=not request.explain)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
+        outcome: Reply | None = None
+        stop: type[BaseException] = KeyboardInterrupt
         try:
-            with tracing_context(enabled=False), watching(call, _probe_text(request)):
-                if self._limiter is not None:
-                    await self._limiter.aacquire(blocking=True)
-                reply = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
-            return self._if_untripped(reply, call)
-        except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
-            if not _is_stop(error):
-                return self._if_untripped(_fault(error, explain=request.explain), call)
-            stop = _unmarked(error)
-        raise stop  # outside the handler: the provider's exception is not its context
+            try:
+                with tracing_context(enabled=False), watching(call, _probe_text(request)):
+                    if self._limiter is not None:
+                        await self._limiter.aacquire(blocking=True)
+                    outcome = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
+            except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
+                outcome = _outcome(error, explain=request.explain)
+        except KeyboardInterrupt:  # while a failure was looked at
+            outcome = None
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # whatever the call makes of a cancellation
+            outcome, stop = None, asyncio.CancelledError
+        if outcome is None:  # outside the handlers: the provider's exception is not its context
+            raise stop
+        return self._if_untripped(outcome, call)
 
     def _if_untripped(self, reply: Reply, call: Call) -> Reply:
         """Returns the reply, unless a run was started inside the call: then its answer is not used either."""
@@ -287,6 +206,26 @@ class SilentModel:
         return {**self._bound, **request.options}
 
 
+def quietly(action: Callable[[], T]) -> T | None:
+    """Returns what reading a private answer returns, None if it raised; nothing it logs or warns of is shown."""
+    stopped = False
+    try:
+        return contextvars.Context().run(_withheld, action)
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  an answer that cannot be read is a row that abstains
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None
+
+
+def _withheld(action: Callable[[], T]) -> T:
+    begin(withholds=True)
+    with tracing_context(enabled=False):
+        return action()
+
+
 def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
     """Takes bindings off a model: returns it and the bound arguments, the outermost binding winning.
 
@@ -303,19 +242,25 @@ def silence(model: Any) -> SilentModel:
     """Returns a silent copy of a LangChain model, bound or not; the given model is left as it is.
 
     Raises:
+      ConfigurationError: arguments are bound to a decision model, which would ignore them.
       UnsilencableModelError: it is no chat, completion or decision model; it holds another runnable or a callback
         handler of its own (which would be called in the open), or overrides LangChain's caching step (which is
         bypassed here); it is routed through the LangSmith gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    kind_and_doors(inner)
+    bound = {name: value for name, value in bound.items() if name not in _DROPPED}
+    if kind_and_doors(inner)[0] == "decisions" and bound:
+        raise ConfigurationError(
+            f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
+            "give them to its constructor"
+        )
     refuse_open_models(inner)
     fields = type(inner).model_fields
     quiet = inner.model_copy(update={name: value for name, value in _QUIET.items() if name in fields})
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
     hush_clients(quiet)
-    silent = SilentModel(quiet, {name: value for name, value in bound.items() if name not in _DROPPED})
+    silent = SilentModel(quiet, bound)
     if trouble := silent.trouble():
         raise UnsilencableModelError(trouble)
     return silent
@@ -368,17 +313,16 @@ def _answer(generation: Any, about: Any) -> Answer:
     )
 
 
-def _is_stop(error: BaseException) -> bool:
-    """Whether somebody stops this task, whatever its call makes of that; what only looks like a stop is a fault."""
-    task = asyncio.current_task()
-    return isinstance(error, KeyboardInterrupt) or (task is not None and task.cancelling() > 0)
+def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply | None:
+    """Returns a failure as a reply, None for Ctrl-C; total, whatever a foreign exception does when it is looked at."""
+    try:
+        return None if isinstance(error, KeyboardInterrupt) else _fault(error, explain=explain)
+    except KeyboardInterrupt:
+        return None
+    except BaseException:  # noqa: BLE001  see the docstring
+        return Reply(fault="content")
 
 
 def _fault(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply:
     fault, retry_after, detail = sort(error, explain=explain)
     return Reply(fault=fault, retry_after=retry_after, detail=detail)
-
-
-def _unmarked(error: BaseException) -> BaseException:
-    """Returns a fresh exception of the same kind, without text, traceback and context."""
-    return KeyboardInterrupt() if isinstance(error, KeyboardInterrupt) else asyncio.CancelledError()

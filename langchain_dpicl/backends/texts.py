@@ -7,6 +7,7 @@ an answer names is said by `answers`; every call goes through `silent`. Knows no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from langchain_dpicl.backends._public import answered, probed
 from langchain_dpicl.backends.answers import Names
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import Calls, limit_of, whole
-from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, quietly, silence, unwrap
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
@@ -58,7 +59,8 @@ class TextVoteBackend:
 
     Raises:
       CapabilityError: a probe with public text is rejected (with and without temperature) or brings no text.
-      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice within a few seconds.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds (the client's own retries and timeout come on top).
       UnsilencableModelError: see `silent.silence`.
       ConfigurationError: a number is out of range.
 
@@ -125,17 +127,20 @@ class TextVoteBackend:
         Raises:
           ConfigurationError: two choices differ in case, width or white space only, or one is empty.
         """
-        names = Names(choices)
-        requests = self._requests([Hidden(prompt) for prompt in prompts], choices)
+        boxes = [Hidden(prompt) for prompt in prompts]
         del prompts  # from here on this frame holds boxes only
-        return _votes([_named(reply, names) for reply in self._calls.many(requests)], len(choices))
+        names = Names(choices)
+        requests = self._requests(boxes, choices)
+        return _votes([quietly(partial(_named, reply, names)) for reply in self._calls.many(requests)], len(choices))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, awaitable; rows of one call run concurrently."""
-        names = Names(choices)
-        requests = self._requests([Hidden(prompt) for prompt in prompts], choices)
+        boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
-        return _votes([_named(reply, names) for reply in await self._calls.amany(requests)], len(choices))
+        names = Names(choices)
+        requests = self._requests(boxes, choices)
+        replies = await self._calls.amany(requests)
+        return _votes([quietly(partial(_named, reply, names)) for reply in replies], len(choices))
 
     def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.

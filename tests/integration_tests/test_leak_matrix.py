@@ -178,11 +178,12 @@ class TestPlantedBugs:
         def chained(error: BaseException, **options: Any) -> Reply:
             raise ModelCallError("a private call failed") from error
 
-        monkeypatch.setattr(silent, "_fault", chained)
+        monkeypatch.setattr(silent, "_outcome", chained)
         assert red() == {
             "exception: text, args, attributes, cause, context",
             "on_chain_error, on_llm_error",
             "LangSmith's record of a failed run",
+            "Ctrl-C or cancellation in a private call",
         }
 
     def test_a_box_that_shows_its_content(self, monkeypatch: pytest.MonkeyPatch) -> None:

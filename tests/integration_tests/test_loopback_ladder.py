@@ -22,7 +22,7 @@ from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from tests.loopback_provider import Provider, hang_up, provider, rate_limited, server_error, slow, truncated
+from tests.loopback_provider import Provider, hang_up, html, provider, rate_limited, server_error, slow, truncated
 from tests.writing_models import SWITCHES
 
 openai = pytest.importorskip("langchain_openai")
@@ -198,6 +198,30 @@ class TestOpenAI:
                 LangChainBackend(model(served, "chat", model=name), retry=QUICK)
             with pytest.raises(CapabilityError, match=r"without logprobs.*transformers serve"):
                 LangChainBackend(model(served, "completion"), retry=QUICK)
+
+
+class TestTheWrongAddress:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_web_page_is_told_from_a_server_without_logprobs(self, kind: Kind) -> None:
+        with provider() as served:
+            served.script(html())
+            with pytest.raises(CapabilityError, match=r"no answer of the API.*check base_url .* ends in /v1"):
+                as_backend(model(served, kind))
+            assert len(served.received) == 1
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_path_that_is_not_served_is_named(self, kind: Kind) -> None:
+        with provider() as served:
+            wrong = model(served, kind, base_url=served.url.removesuffix("/v1"))
+            with pytest.raises(CapabilityError, match=r"HTTP 404\).*Nothing is served there: check base_url"):
+                as_backend(wrong)
+            assert len(served.received) == 1
+
+    def test_an_argument_that_the_client_does_not_know_is_named_and_nothing_sent(self) -> None:
+        with provider() as served:
+            with pytest.raises(CapabilityError, match=r"the client of loopback rejected.*'bogus'.*remove it from bind"):
+                as_backend(model(served, "chat").bind(bogus=1))
+            assert served.received == []
 
 
 FAULTS = {"429": rate_limited(), "503": server_error(status=503), "hang up": hang_up()}

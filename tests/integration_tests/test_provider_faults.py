@@ -216,9 +216,19 @@ class TestAPublicCall:
             engine.public("a public text")
         assert canaries_in(describe(caught.value)) == []
 
-    @pytest.mark.parametrize("hook", [rate_limited(), server_error(), hang_up()], ids=["429", "500", "hang-up"])
-    def test_of_a_probe_names_a_provider_that_is_down(self, servers: Servers, make: Make, hook: Hook) -> None:
-        with pytest.raises(ModelCallError, match="could not be reached"):
+    @pytest.mark.parametrize(
+        ("hook", "said"),
+        [
+            (rate_limited(), "answered, but is busy"),
+            (server_error(), "answered, but with an error of its own"),
+            (hang_up(), "could not be reached"),
+        ],
+        ids=["429", "500", "hang-up"],
+    )
+    def test_of_a_probe_names_a_provider_that_is_down(
+        self, servers: Servers, make: Make, hook: Hook, said: str
+    ) -> None:
+        with pytest.raises(ModelCallError, match=said):
             _again(make, servers, hook)
 
     @pytest.mark.parametrize("fault", ["400-echo", "html-200"])

@@ -250,6 +250,20 @@ def test_if_every_fallback_fails_the_first_error_is_raised(way: str) -> None:
         {**ASK, **STREAMS}[way](guarded, "question")
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_our_error_inside_a_group_is_ours(way: str) -> None:
+    def group() -> BaseException:
+        return ExceptionGroup("several", [OSError("x"), exceeded()])
+
+    (component, store), plain = flaky(group()), Plain()
+    with pytest.raises(ExceptionGroup):
+        ASK[way](component.with_fallbacks([plain]), "question")
+    assert plain.asked == []
+    with pytest.raises(ExceptionGroup):
+        ASK[way](flaky(group())[0].with_retry(**NO_WAIT), "question")
+    assert charged(store) == 1
+
+
 def test_our_error_from_a_fallback_goes_through_as_well() -> None:
     component, _ = flaky(ConnectionError("x"))
     spent, _ = flaky(exceeded())

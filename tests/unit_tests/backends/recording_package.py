@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import wrapt
@@ -58,3 +59,13 @@ class _Callable:
 
 
 WAYS = ("by_wrapt", "by_wraps", "by_replacement", "by_partial", "by_an_object")
+
+
+def known() -> Any:
+    """A recorder of this same code in a package that is known to record calls; `Recorder` is of one that is not."""
+    spec = spec_from_file_location("langfuse.recording", __file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Recorder()

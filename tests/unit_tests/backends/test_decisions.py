@@ -274,14 +274,35 @@ class TestAnyResponseBecomesAValidRow:
         assert np.exp(choice_row(made, NAMES)) == pytest.approx(expected, abs=1e-15)
 
 
+class TestPrivateFrames:
+    @pytest.mark.parametrize("choices", [["a"], ["a", "a"], ["a", ""]])
+    async def test_bad_choices_leave_no_prompt_in_a_frame(self, choices: list[str]) -> None:
+        engine = backend()
+        with pytest.raises(ConfigurationError) as caught:
+            engine.score_choices([RECORD], choices)
+        assert RECORD not in describe(caught.value)
+        with pytest.raises(ConfigurationError) as caught:
+            await engine.ascore_choices([RECORD], choices)
+        assert RECORD not in describe(caught.value)
+
+    def test_an_answer_that_raises_when_it_is_read_abstains(self) -> None:
+        class Hostile(dict[str, float]):
+            def get(self, *given: Any) -> Any:
+                raise SystemExit(VOTE)
+
+        made = SimpleNamespace(answers={"label": SimpleNamespace(probabilities=Hostile())})
+        assert np.isneginf(backend({"odd": made}).score_choices(["odd"], NAMES)).all()
+
+
 class TestPublicCalls:
     async def test_raise_when_they_fail_and_tell_the_kind_only(self) -> None:
         engine = backend(raises={"down": StatusError("gateway says: down", status_code=502)})
         with pytest.raises(ModelCallError, match=r"scripted-decisions failed \(StatusError \(HTTP 502\)\)") as caught:
             engine.score_public("down", NAMES)
         assert "gateway says" not in str(caught.value)
-        with pytest.raises(ModelCallError, match="HTTP 502"):
+        with pytest.raises(ModelCallError, match="HTTP 502") as caught:
             await engine.ascore_public("down", NAMES)
+        assert "gateway says" not in str(caught.value)
 
     async def test_abstain_where_the_model_answers_without_a_label(self) -> None:
         engine = backend({"bad": refusal()})
@@ -311,7 +332,7 @@ class TestProbe:
     def test_says_soon_that_a_server_cannot_be_reached(self, error: Exception) -> None:
         model = ScriptedDecisions(answer=hashed, raises={"Snow": error})
         started = time.monotonic()
-        with pytest.raises(ModelCallError, match=r"could not be reached.*Nothing was spent"):
+        with pytest.raises(ModelCallError, match=r"(could not be reached|with an error of its own).*Nothing was spent"):
             DecisionsBackend(model)
         assert time.monotonic() - started < 5.0
         assert len(model.seen) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Callable
@@ -185,6 +186,82 @@ class TestRowsThatFail:
             assert len(model.seen) == num_calls  # an end is final; an answer without logprobs is asked for again
 
 
+class Hostile(str):
+    """A text that raises when it is compared, and at most other touches."""
+
+    __slots__ = ()
+
+    def touched(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("hostile")
+
+    __eq__ = __ne__ = __len__ = __iter__ = __contains__ = __getitem__ = __bool__ = encode = strip = touched
+    __hash__ = str.__hash__
+
+
+class HostileBytes(bytes):
+    """Bytes that raise when they are compared, after they were read."""
+
+    __slots__ = ()
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("hostile")
+
+
+class Encoding(str):
+    """A text whose bytes are hostile."""
+
+    __slots__ = ()
+
+    def encode(self, *args: Any) -> bytes:
+        return HostileBytes(str.encode(self, *args))
+
+
+class TestAnswersOfForeignClasses:
+    """What an answer holds may be any object; its row abstains and nothing shows."""
+
+    @pytest.mark.parametrize("where", ["text", "token", "bytes"])
+    async def test_abstain(self, where: str) -> None:
+        class Foreign(ScriptedChat):
+            def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                result = super()._generate(messages, *args, **kwargs)
+                if messages[0].text == "bad":
+                    first = result.generations[0]
+                    odd = Encoding(" card") if where == "bytes" else Hostile(" card")
+                    entry = {"token": odd if where != "text" else " card", "bytes": None, "logprob": -0.1}
+                    first.generation_info["logprobs"] = {"content": [{**entry, "top_logprobs": [entry]}]}
+                    if where == "text":
+                        first.__dict__["text"] = odd
+                return result
+
+        session = LangChainBackend(Foreign(answer=ANSWERS), retry=QUICK).open(["aaa", "bad", "bbb"], [])
+        good = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(["aaa", "bbb"], []).score(DOMAIN)
+        for rows in (session.score(DOMAIN), await session.ascore(DOMAIN)):
+            assert np.array_equal(rows[[0, 2]], good)
+            assert not rows[1].any()
+
+    def test_are_read_out_of_the_callers_sight(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Logging(str):
+            __slots__ = ()
+
+            def __eq__(self, other: object) -> bool:
+                logging.getLogger("foreign").warning("the answer is %s", str.__str__(self))
+                return str.__eq__(self, other)
+
+            __hash__ = str.__hash__
+
+        class Foreign(ScriptedChat):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                result = super()._generate(*args, **kwargs)
+                result.generations[0].__dict__["text"] = Logging("secret")
+                return result
+
+        session = LangChainBackend(Foreign(answer=ANSWERS), continuation="instruct").open(["aaa"], [])
+        caplog.clear()
+        assert session.score(DOMAIN)[0, 0] == 0.5
+        assert [record.getMessage() for record in caplog.records if "secret" in record.getMessage()] == []
+
+
 class TestContinuation:
     def echoing(self, kind: type, **options: Any) -> tuple[LangChainBackend, list[str]]:
         texts: list[str] = []
@@ -335,6 +412,29 @@ class TestOutages:
             assert len(model.seen) == 3 + 2 * 3
 
 
+class TestPublicCallsThatFail:
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (StatusError("x", status_code=400), r"HTTP 400\)\)\. Check the model and the length of the prompt, then"),
+            (StatusError("x", status_code=401), r"HTTP 401\)\)\. The server did not accept the key"),
+            (StatusError("x", status_code=402), r"HTTP 402\)\)\. The account has no credit left"),
+            (StatusError("x", status_code=404), r"HTTP 404\)\)\. Nothing is served there: check base_url"),
+            (StatusError("x", status_code=429), r"HTTP 429\)\)\. Wait, or lower max_concurrency, then call again"),
+            (StatusError("x", status_code=500), r"HTTP 500\)\)\. Look at the server and its load, then call again"),
+            (TimeoutError("x"), r"TimeoutError\)\. Raise the client's timeout"),
+            (ConnectionError("x"), r"ConnectionError\)\. Check the address"),
+        ],
+        ids=["400", "401", "402", "404", "429", "500", "timeout", "connection"],
+    )
+    async def test_say_what_to_do(self, error: Exception, told: str) -> None:
+        backend = LangChainBackend(ScriptedChat(answer=ANSWERS, raises={"down": error}), retry=QUICK)
+        with pytest.raises(ModelCallError, match=told):
+            backend.top_tokens("down", [], top_k=2)
+        with pytest.raises(ModelCallError, match=told):
+            await backend.atop_tokens("down", [], top_k=2)
+
+
 class TestAnOutageDuringARelease:
     def template(self, raises: dict[str, Exception], budget: PrivacyBudgetCallbackHandler) -> DPFewShotPromptTemplate:
         model = ScriptedLLM(answer=fixed(spread([" yes", " no", " a", " b", "\n"])), raises=raises)
@@ -386,6 +486,20 @@ class TestSmallThings:
     def test_other_spellings_of_the_end_can_be_declared(self) -> None:
         model = ScriptedLLM(answer=fixed({"<halt>": 0.5, **spread(WORDS, mass=0.4)}))
         assert LangChainBackend(model, eos_texts={"<halt>"}).open(["x"], []).score([b""])[0, 0] == pytest.approx(0.5)
+
+    @pytest.mark.parametrize("wrong", ["</s>", b"</s>", None, 7, [b"</s>"], ["</s>", None]])
+    def test_spellings_of_the_end_are_a_collection_of_texts(self, wrong: Any) -> None:
+        model = ScriptedChat(answer=ANSWERS)
+        with pytest.raises(ConfigurationError, match="expected eos_texts as a collection of texts"):
+            LangChainBackend(model, eos_texts=wrong)
+        assert model.seen == []
+
+    @pytest.mark.parametrize("wrong", ["temperature", [], [("temperature", 1)], 0])
+    def test_options_of_texts_are_a_mapping(self, wrong: Any) -> None:
+        model = ScriptedChat(answer=ANSWERS)
+        with pytest.raises(ConfigurationError, match="expected text_options as a mapping"):
+            LangChainBackend(model, text_options=wrong)
+        assert model.seen == []
 
     @pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta")
     def test_a_decision_model_is_sent_to_its_own_engine(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import openai
 import pytest
 from langchain_core.language_models import BaseChatModel, FakeListChatModel, FakeListLLM
 from langchain_core.messages import HumanMessage
@@ -29,7 +30,7 @@ from langchain_dpicl.exceptions import UnsilencableModelError
 from tests.canary import RECORD, VOTE, canaries_in
 from tests.scripted_models import ScriptedChat, fixed
 from tests.unit_tests.backends.canned_provider import ANSWERS, Provider
-from tests.unit_tests.backends.recording_package import WAYS, Recorder
+from tests.unit_tests.backends.recording_package import WAYS, Recorder, known
 
 # Clients look for socket options when they are made.
 pytestmark = pytest.mark.filterwarnings("ignore:A test tried to use socket:UserWarning")
@@ -57,17 +58,28 @@ def stock(name: str) -> Any:
     return model
 
 
-def offline_chat() -> Any:
+def http() -> Any:
+    """The package of the SDK's HTTP client: httpx, or httpx2."""
+    return importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+
+
+def in_memory(**options: Any) -> Any:
+    """An HTTP client over a transport in memory."""
+    body = json.dumps(ANSWERS["/v1/chat/completions"]).encode()
+    headers = {"content-type": "application/json"}
+    answer = http().MockTransport(lambda _: http().Response(200, content=body, headers=headers))
+    return http().Client(**{"transport": answer, **options})
+
+
+def offline_chat(client: Any = openai.OpenAI, **options: Any) -> Any:
     """A stock client over a transport in memory."""
     from langchain_openai import ChatOpenAI
-    from openai import DefaultHttpxClient
 
-    http = importlib.import_module(DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])  # httpx, or httpx2
-    body = json.dumps(ANSWERS["/v1/chat/completions"]).encode()
-    answer = http.MockTransport(
-        lambda _: http.Response(200, content=body, headers={"content-type": "application/json"})
-    )
-    return ChatOpenAI(model="m", api_key="none", base_url="http://here/v1", http_client=http.Client(transport=answer))
+    model = ChatOpenAI(model="m", api_key="none", base_url="http://here/v1", http_client=in_memory(**options))
+    if client is not openai.OpenAI:
+        model.root_client = client(api_key="none", base_url="http://here/v1", http_client=in_memory(**options))
+        model.client = model.root_client.chat.completions
+    return model
 
 
 def fresh(**attributes: Any) -> type[ScriptedChat]:
@@ -87,6 +99,12 @@ class TestModelsThatAreAccepted:
     @pytest.mark.parametrize("name", STOCK)
     def test_stock_clients(self, name: str) -> None:
         assert silence(stock(name)).trouble() == ""
+
+    def test_stock_clients_of_azure(self) -> None:
+        from langchain_openai import AzureChatOpenAI
+
+        options: Any = {"azure_endpoint": "http://here", "api_version": "1", "api_key": "none"}
+        assert silence(AzureChatOpenAI(model="m", **options)).trouble() == ""
 
     @pytest.mark.parametrize("model", [FakeListChatModel(responses=["a"]), FakeListLLM(responses=["a"])])
     def test_stock_models_without_a_provider(self, model: Any) -> None:
@@ -113,6 +131,29 @@ class TestModelsThatAreAccepted:
             )
         )
         assert silence(model).ask(request(), retry=ONCE).answer is not None
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_models_that_users_write_with_decorators_from_another_module_of_theirs(self, way: str) -> None:
+        """A script and the `utils.py` beside it are two packages; nothing says that they belong together."""
+        from langchain_openai import ChatOpenAI
+
+        theirs = getattr(Recorder(), way)
+        kind = fresh(_generate=theirs(fresh()._generate))
+        model = made(kind)
+        vars(model)["_generate"] = theirs(model._generate)
+        assert silence(model).trouble() == ""
+        subclass = type("MyOpenAI", (ChatOpenAI,), {"_generate": theirs(ChatOpenAI._generate)})
+        assert silence(subclass(model="m", api_key="none", http_client=in_memory())).trouble() == ""
+
+    @pytest.mark.parametrize("module", [__name__, "utils"])
+    def test_clients_that_users_derive_from_an_sdk_s(self, module: str) -> None:
+        def post(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return openai.OpenAI.post(self, *args, **kwargs)
+
+        post = types.FunctionType(post.__code__, {"__name__": module, "openai": openai})
+        silent = silence(offline_chat(type("Mine", (openai.OpenAI,), {"post": post})))
+        assert silent.trouble() == ""
+        assert silent.ask(request(), retry=ONCE).answer is not None
 
     def test_fields_are_left_as_they_are_whatever_they_answer_to(self) -> None:
         class Fields(ScriptedChat):
@@ -170,11 +211,11 @@ class TestInstrumentedMethods:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_are_refused_however_it_is_done(self, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-        kind, recorder = fresh(), Recorder()
+        kind, recorder = fresh(), known()
         model = made(kind)
         monkeypatch.setattr(kind, "_generate", getattr(recorder, way)(vars(kind)["_generate"]))
         with pytest.raises(
-            UnsilencableModelError, match=r"^Mine cannot be called in silence: tests stands before Mine\._"
+            UnsilencableModelError, match=r"^Mine cannot be called in silence: langfuse stands before Mine\._"
         ):
             silence(model)
         assert recorder.seen == []
@@ -185,7 +226,7 @@ class TestInstrumentedMethods:
     async def test_that_come_later_stop_private_calls_and_raise_on_public_ones(
         self, monkeypatch: pytest.MonkeyPatch, way: str
     ) -> None:
-        kind, recorder = fresh(), Recorder()
+        kind, recorder = fresh(), known()
         model = made(kind)
         backend, silent = LangChainBackend(model, max_top_k=1), silence(model)
         monkeypatch.setattr(kind, "_generate", getattr(recorder, way)(vars(kind)["_generate"]))
@@ -194,9 +235,9 @@ class TestInstrumentedMethods:
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert await silent.aask(request(), retry=ONCE) == Reply(fault="content")
         for ask in (silent.ask, backend._calls.model.ask):
-            with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+            with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
                 ask(request("hello", "kind"), retry=ONCE)
-        with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
             await silent.aask(request("hello", "text"), retry=ONCE)
         assert (recorder.seen, len(model.seen)) == ([], asked)
         monkeypatch.undo()
@@ -236,8 +277,8 @@ class TestInstrumentedMethods:
         with pytest.raises(UnsilencableModelError, match=r"langsmith stands before Completions\.create"):
             silence(model)
         mine = made(fresh())
-        vars(mine)["_generate"] = Recorder().by_replacement(mine._generate)
-        with pytest.raises(UnsilencableModelError, match=r"tests stands before Mine\._generate"):
+        vars(mine)["_generate"] = known().by_replacement(mine._generate)
+        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
             silence(mine)
 
     def test_inherited_from_langchain_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,10 +289,10 @@ class TestInstrumentedMethods:
     def test_put_over_an_inherited_one_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kind = fresh()
         silent = silence(made(kind))
-        monkeypatch.setattr(kind, "_agenerate", Recorder().by_wraps(kind._agenerate), raising=False)
-        assert "tests stands before Mine._agenerate" in silent.trouble()
+        monkeypatch.setattr(kind, "_agenerate", known().by_wraps(kind._agenerate), raising=False)
+        assert "langfuse stands before Mine._agenerate" in silent.trouble()
 
-    def test_that_cannot_be_looked_into_are_refused_where_prompts_pass(self) -> None:
+    def test_that_cannot_be_looked_into_are_refused_where_prompts_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Locked:
             def __get__(self, instance: Any, owner: Any = None) -> Any:
                 return self
@@ -262,10 +303,10 @@ class TestInstrumentedMethods:
             def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
         Locked.__module__ = "somewhere.else"
-        kind = fresh()
-        kind._generate = Locked()
-        with pytest.raises(UnsilencableModelError, match=r"somewhere stands before Mine\._generate"):
-            silence(made(kind))
+        model = made(fresh())
+        monkeypatch.setattr(BaseChatModel, "_agenerate", Locked())
+        with pytest.raises(UnsilencableModelError, match=r"somewhere stands before BaseChatModel\._agenerate"):
+            silence(model)
 
     @pytest.mark.parametrize("what", [traceable(lambda text: text), MagicMock()], ids=["langsmith", "mock"])
     def test_of_known_recorders_are_refused_around_any_method(self, what: Any) -> None:
@@ -304,6 +345,162 @@ class TestInstrumentedMethods:
             UnsilencableModelError, match=r"sentry_sdk\.integrations\.http stands before BaseClient\.send"
         ):
             silence(mine)
+
+
+def of(module: str, *bases: type, **attributes: Any) -> Any:
+    """A class of a package."""
+    return type("Theirs", bases, {"__module__": module, **attributes})
+
+
+class TestRecordersThatAreClasses:
+    """A class of a recorder's package has nothing foreign in it: there, it is at home."""
+
+    @pytest.mark.parametrize("is_derived", [False, True], ids=["itself", "derived"])
+    def test_models_are_refused(self, is_derived: bool) -> None:
+        kind = of("langfuse.langchain", ScriptedChat)
+        kind = type("Mine", (kind,), {"__module__": __name__}) if is_derived else kind
+        with pytest.raises(UnsilencableModelError, match=f"langfuse stands before {kind.__name__}"):
+            silence(made(kind))
+
+    @pytest.mark.parametrize("attributes", [{}, {"post": openai.OpenAI.post}], ids=["empty", "with a method"])
+    def test_clients_are_refused(self, attributes: dict[str, Any]) -> None:
+        with pytest.raises(UnsilencableModelError, match="langfuse stands before Theirs"):
+            silence(offline_chat(of("langfuse.openai", openai.OpenAI, **attributes)))
+
+    @pytest.mark.parametrize("client", [of("portkey_ai.api")(), MagicMock()], ids=["portkey_ai", "unittest"])
+    def test_clients_of_no_known_sdk_are_refused(self, request: pytest.FixtureRequest, client: Any) -> None:
+        model = made(fresh())
+        vars(model)["client"] = client
+        with pytest.raises(UnsilencableModelError, match=f"{request.node.callspec.id} stands before"):
+            silence(model)
+
+    def test_http_clients_are_refused(self) -> None:
+        model = offline_chat()
+        model.root_client._client = of("logfire.http", http().Client)()
+        with pytest.raises(UnsilencableModelError, match="logfire stands before Theirs"):
+            silence(model)
+
+    @pytest.mark.parametrize("place", ["transport", "inside another", "mounts"])
+    def test_transports_are_refused(self, place: str) -> None:
+        theirs = of("opentelemetry.instrumentation.httpx", http().BaseTransport)()
+        outer = of("mine", http().BaseTransport)()
+        outer.inner = theirs
+        given = {"transport": theirs, "inside another": outer, "mounts": {"https://": theirs}}[place]
+        with pytest.raises(UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx stands before Theirs"):
+            silence(offline_chat(**{"mounts" if place == "mounts" else "transport": given}))
+        outer.inner = None
+        assert silence(offline_chat(mounts={"https://": outer})).trouble() == ""
+
+    def test_transports_that_are_mounted_later_are_refused(self) -> None:
+        model = offline_chat()
+        silent, mounts = silence(model), model.root_client._client._mounts
+        assert silent.trouble() == ""
+        mounts["https://"] = of("opentelemetry.instrumentation.httpx", http().BaseTransport)()
+        assert "opentelemetry.instrumentation.httpx stands before Theirs" in silent.trouble()
+        mounts.clear()
+        assert silent.trouble() == ""
+
+
+class TestHooksOfTheHTTPClient:
+    def test_of_users_are_accepted_and_of_recorders_refused(self) -> None:
+        silence(offline_chat(event_hooks={"request": [print, Recorder().by_replacement(print)]}))
+        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Client\.event_hooks"):
+            silence(offline_chat(event_hooks={"response": [print, known().by_replacement(print)]}))
+
+    @pytest.mark.parametrize("is_in_place", [False, True], ids=["set", "appended"])
+    def test_that_come_later_are_refused(self, is_in_place: bool) -> None:
+        model, hook = offline_chat(), known().by_an_object(print)
+        silent, client = silence(model), model.root_client._client
+        assert silent.trouble() == ""
+        if is_in_place:
+            client.event_hooks["request"].append(hook)
+        else:
+            client.event_hooks = {"request": [hook]}
+        assert "langfuse stands before Client.event_hooks" in silent.trouble()
+
+
+class Models:
+    """What calls pass in an SDK of another make."""
+
+    def generate_content(self, text: str) -> str:
+        return text
+
+
+class Client:
+    """A client of such an SDK, or a part of it."""
+
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+DEPTHS = {
+    "client": lambda models: models,
+    "client.models": lambda models: Client(models=models),
+    "client.aio.models": lambda models: Client(aio=Client(models=models)),
+}
+
+
+class TestClientsOfAnySDK:
+    @pytest.mark.parametrize("depth", DEPTHS)
+    @pytest.mark.parametrize("way", ["by_wrapt", "by_wraps", "by_replacement", "by_an_object"])
+    def test_are_refused_with_a_known_recorder_in_them(
+        self, monkeypatch: pytest.MonkeyPatch, depth: str, way: str
+    ) -> None:
+        model, models = made(fresh()), Models()
+        vars(model)["client"] = DEPTHS[depth](models)
+        silent, message = silence(model), "langfuse stands before Models.generate_content"
+        for owner in (Models, models):
+            method = owner.generate_content
+            monkeypatch.setattr(owner, "generate_content", getattr(Recorder(), way)(method))
+            assert silent.trouble() == ""
+            monkeypatch.setattr(owner, "generate_content", getattr(known(), way)(method))
+            assert message in silent.trouble()
+            with pytest.raises(UnsilencableModelError, match=message):
+                silence(model)
+            monkeypatch.undo()
+            assert silent.trouble() == ""
+
+    def test_are_refused_once_a_part_is_replaced(self) -> None:
+        model = made(fresh())
+        client = vars(model)["client"] = Client(models=Models())
+        silent = silence(model)
+        assert silent.trouble() == ""
+        client.models = of("opentelemetry.instrumentation.google_genai", Models)()
+        assert "opentelemetry.instrumentation.google_genai stands before Theirs" in silent.trouble()
+
+    def test_are_refused_for_the_http_client_below(self) -> None:
+        model = made(fresh())
+        transport = of("opentelemetry.instrumentation.httpx", http().BaseTransport)()
+        below = Client(api=Client(http=Client(inner=http().Client(transport=transport))))
+        vars(model)["async_client"] = below
+        with pytest.raises(UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx stands before"):
+            silence(model)
+
+    def test_are_looked_at_without_asking_them_for_anything(self) -> None:
+        """Some answer to any name, by a call, and some to none."""
+
+        class Answering(Client):
+            model_fields = property(len)
+
+            def __getattr__(self, name: str) -> Any:
+                asked.append(name)
+                return Client(items=print)
+
+        class Locked:
+            def __getattribute__(self, name: str) -> Any:
+                raise RuntimeError("nothing to see")
+
+        asked: list[str] = []
+        model = made(fresh())
+        vars(model)["client"] = Client(answering=Answering(models=Models()), locked=Locked())
+        assert silence(model).trouble() == ""
+        assert set(asked) <= {"base_url"}
+
+    def test_are_looked_at_where_a_model_has_them_and_nowhere_else(self) -> None:
+        """What a user's own object holds is the user's."""
+        model = made(fresh())
+        vars(model)["log"] = Client(theirs=of("langfuse.client")())
+        assert silence(model).trouble() == ""
 
 
 class TestTheCheck:
@@ -401,8 +598,8 @@ class TestInstrumentationThatPeopleUse:
     """Each in a process of its own, as it stays. Naive calls of the same models show that it works."""
 
     @staticmethod
-    def lines(which: str) -> dict[tuple[str, str], dict[str, Any]]:
-        program = [sys.executable, "-m", "tests.unit_tests.backends.instrumented", which]
+    def lines(*which: str) -> dict[tuple[str, str], dict[str, Any]]:
+        program = [sys.executable, "-m", "tests.unit_tests.backends.instrumented", *which]
         done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -419,8 +616,13 @@ class TestInstrumentationThatPeopleUse:
             assert found["refused"] == ""
 
     @pytest.mark.loopback
-    def test_opentelemetry_and_openinference(self) -> None:
-        lines = self.lines("otel")
+    def test_is_refused_or_hears_nothing(self) -> None:
+        """In one test, as most of the time goes into imports, which processes share where they can be forked."""
+        both = self.lines("otel", "sentry") if sys.platform == "linux" else self.lines("otel") | self.lines("sentry")
+        self.check_sentry({key: line for key, line in both.items() if key[0].startswith("Sentry")})
+        self.check_opentelemetry({key: line for key, line in both.items() if not key[0].startswith("Sentry")})
+
+    def check_opentelemetry(self, lines: dict[tuple[str, str], dict[str, Any]]) -> None:
         self.check(lines["no instrumentation", "ChatAnthropic"], is_overheard=False)  # it counts tokens
         self.check(lines["the SDK's own content mode", "ChatAnthropic"])
         self.check(lines["OpenInference", "ChatOpenAI"])
@@ -438,10 +640,8 @@ class TestInstrumentationThatPeopleUse:
         assert [line["sent"] for line in lines.values()] == [[]] * len(lines)
         assert all(line["refused"] or line["faults"] == [None, None] for line in lines.values())
 
-    @pytest.mark.loopback
-    def test_sentry(self) -> None:
+    def check_sentry(self, lines: dict[tuple[str, str], dict[str, Any]]) -> None:
         """Its error events hold the local variables of every frame, its spans the messages."""
-        lines = self.lines("sentry")
         for name in ("ChatOpenAI", "OpenAI", "ChatAnthropic"):
             self.check(lines["Sentry", name])
         self.check(lines["Sentry", "OpenAIDecisions"], is_overheard=False)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl.backends._advice import FACTS, advice
+from langchain_dpicl.backends._advice import FACTS, advice, also
 from langchain_dpicl.backends._probe import PROMPT, agreement
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.classification import LabelClassifier
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -142,6 +143,50 @@ class TestLogprobs:
             as_backend(model)
         assert LangChainBackend(model, max_top_k=1).max_top_k == 1
 
+    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
+    @pytest.mark.parametrize("reported", [5, 10, 17])
+    def test_must_come_for_the_whole_of_a_number_that_was_given(self, kind: type, reported: int) -> None:
+        with pytest.raises(CapabilityError, match=f"expected 20 top logprobs from .*, found {reported}"):
+            LangChainBackend(kind(answer=fixed(spread(WORDS[:reported]))), max_top_k=20)
+
+    def test_may_share_a_text_and_then_count_each(self) -> None:
+        twice = spread([*WORDS[:19], "</s>", "<eos>"])  # one token, the end
+        backend = LangChainBackend(ScriptedChat(answer=fixed(twice)), max_top_k=21)
+        assert backend.max_top_k == 21
+        assert len(backend.top_tokens("x", [], top_k=21)) == 20
+
+    def test_may_have_lost_a_few_that_share_a_text_where_texts_are_the_keys(self) -> None:
+        tops = spread(WORDS[:19])
+        assert LangChainBackend(ScriptedLLM(answer=fixed(tops)), max_top_k=20).max_top_k == 20
+        with pytest.raises(CapabilityError, match="found 19"):
+            LangChainBackend(ScriptedChat(answer=fixed(tops)), max_top_k=20)
+
+    @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
+    def test_of_a_vocabulary_smaller_than_the_given_number_are_all_there_is(self, kind: type) -> None:
+        assert LangChainBackend(kind(answer=fixed(spread(WORDS[:7], mass=0.9999))), max_top_k=20).max_top_k == 7
+
+    @pytest.mark.parametrize(
+        ("error", "advised"),
+        [
+            (StatusError("no", status_code=401), "check api_key"),
+            (StatusError("no", status_code=402), "no credit left"),
+            (StatusError("no", status_code=403), "check api_key"),
+            (StatusError("no", status_code=404), "check base_url"),
+            (TypeError("create() got an unexpected keyword argument 'bogus'"), r"remove it from bind"),
+            (TypeError("create() got an unexpected keyword argument 'logprobs'"), "embedded model"),
+            (AttributeError("'str' object has no attribute 'model_dump'"), "check base_url.* ends in /v1"),
+        ],
+        ids=["401", "402", "403", "404", "argument", "no logprobs", "web page"],
+    )
+    def test_are_asked_for_once_where_no_other_number_helps(self, error: Exception, advised: str) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error})
+        with pytest.raises(CapabilityError, match=f"rejected a public probe.*{advised}") as caught:
+            as_backend(model)
+        assert len(model.seen) == 1
+        assert str(caught.value).startswith(
+            "scripted-chat rejected" if "HTTP" in str(caught.value) else "the client of"
+        )
+
     def test_must_come_for_a_number_that_was_given(self) -> None:
         with pytest.raises(CapabilityError, match=r"LangChainBackend\(llm, max_top_k=5\)"):
             LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS[:5]))), max_top_k=20)
@@ -181,6 +226,33 @@ class TestLogprobs:
             LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS, mass=mass))), full_vocabulary=asked)
 
     @pytest.mark.parametrize(
+        ("asked", "mass", "advised"),
+        [
+            (500, 0.9999, r"if that is its whole vocabulary, give full_vocabulary=20; if not, raise"),
+            (20, 0.9, r"probability; ask for more: give the size of the model's vocabulary"),
+            (500, 0.9, r"probability; raise the server's limit on logprobs \(vLLM: --max-logprobs -1\)"),
+            (-1, 0.9, r"probability; raise the server's limit on logprobs \(vLLM: --max-logprobs -1\)"),
+        ],
+        ids=["more than there are", "fewer than there are", "cut", "all, cut"],
+    )
+    def test_of_part_of_a_vocabulary_say_how_to_get_the_rest(self, asked: int, mass: float, advised: str) -> None:
+        with pytest.raises(CapabilityError, match=advised):
+            LangChainBackend(ScriptedChat(answer=fixed(spread(WORDS, mass=mass))), full_vocabulary=asked)
+
+    def test_of_the_whole_vocabulary_that_do_not_come_for_minus_one_need_its_size(self) -> None:
+        silent = ScriptedChat(answer=ANSWERS, payload=lambda tops: None)
+        with pytest.raises(CapabilityError, match=r"without logprobs.*llama\.cpp takes the size of the vocabulary"):
+            LangChainBackend(silent, full_vocabulary=-1, retry=QUICK)
+        with pytest.raises(CapabilityError, match=r"needs\. Some servers take the request and ignore it"):
+            LangChainBackend(silent, full_vocabulary=20, retry=QUICK)
+
+    @pytest.mark.parametrize(("status", "advised"), [(400, "--max-logprobs -1"), (401, "check api_key")])
+    def test_of_the_whole_vocabulary_may_be_rejected(self, status: int, advised: str) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"Quartz": StatusError("-1 is too low", status_code=status)})
+        with pytest.raises(CapabilityError, match=advised):
+            LangChainBackend(model, full_vocabulary=-1)
+
+    @pytest.mark.parametrize(
         "wrong",
         [{"max_top_k": 0}, {"max_top_k": True}, {"max_top_k": 2.0}, {"full_vocabulary": -2}, {"max_concurrency": 0}],
     )
@@ -190,14 +262,34 @@ class TestLogprobs:
             LangChainBackend(model, **wrong)
         assert model.seen == []
 
+    def test_are_asked_for_in_one_number(self) -> None:
+        model = ScriptedChat(answer=fixed(spread(WORDS, mass=0.9999)))
+        with pytest.raises(ConfigurationError, match="expected max_top_k or full_vocabulary, found both"):
+            LangChainBackend(model, max_top_k=20, full_vocabulary=20)
+        assert model.seen == []
+
 
 class TestPatience:
-    @pytest.mark.parametrize("error", [ConnectionError("refused"), StatusError("loading", status_code=503)])
-    def test_is_short_with_a_server_that_cannot_be_reached(self, error: Exception) -> None:
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (ConnectionError("refused"), r"could not be reached: .*\(ConnectionError\).*check the address"),
+            (StatusError("loading", status_code=503), r"answered, but with an error of its own: .*HTTP 503\)"),
+            (StatusError("Used 1101", status_code=429), r"answered, but is busy: .*HTTP 429\).*max_concurrency"),
+            (TimeoutError("5 s"), r"did not answer in time: .*\(TimeoutError\).*the client's timeout"),
+            (StatusError("insufficient_quota", status_code=429), r"no credit left: .*HTTP 429\).*plan and billing"),
+        ],
+        ids=["refused", "503", "429", "timeout", "quota"],
+    )
+    def test_is_short_with_a_server_that_gives_no_answer(self, error: Exception, told: str) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"Quartz": error})
         started = time.monotonic()
-        with pytest.raises(ModelCallError, match=rf"could not be reached.*{type(error).__name__}"):
+        with pytest.raises(ModelCallError, match=told) as caught:
             as_backend(model)
+        assert "Nothing was spent" in str(caught.value)
+        assert str(error) not in str(caught.value)  # such texts may quote what private calls used
+        if "busy" in str(caught.value):
+            assert "address" not in str(caught.value)
         assert time.monotonic() - started < 5.0
         assert len(model.seen) == 2
 
@@ -217,7 +309,7 @@ class TestPatience:
 
     def test_ends_while_it_is_asked_whether_the_server_goes_on(self) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"|ai:": StatusError("loading", status_code=503)})
-        with pytest.raises(ModelCallError, match="could not be reached"):
+        with pytest.raises(ModelCallError, match="answered, but with an error of its own"):
             LangChainBackend(model, retry=QUICK)
 
 
@@ -382,12 +474,45 @@ class TestAdvice:
             ("HuggingFacePipeline", "gpt2", "", r"vLLM or llama\.cpp"),
             ("ChatOpenAI", "gpt-4o", "AuthenticationError (HTTP 401): wrong", r"check api_key"),
             ("ChatOpenAI", "mine", "NotFoundError (HTTP 404): no", r"check base_url"),
+            ("ChatOpenAI", "gpt-5.1", "NotFoundError (HTTP 404): no", r"check base_url"),
+            ("ChatOpenAI", "gpt-5.1-codex", "AuthenticationError (HTTP 401): no", r"check api_key"),
+            ("ChatOpenAI", "o3", "APIStatusError (HTTP 402): pay", r"plan and billing"),
+            ("ChatOpenAI", "gpt-5.1", "TypeError: got an unexpected keyword argument 'foo'", r"remove it from bind"),
+            ("ChatAnthropic", "claude", "TypeError: unexpected keyword argument 'logprobs'", r"Anthropic reports none"),
+            (
+                "ChatOpenAI",
+                "gpt-5.1",
+                "AttributeError: 'str' object has no attribute 'model_dump'",
+                r"no answer of the",
+            ),
+            ("ChatOpenAI", "o3", "JSONDecodeError: Expecting value: line 1", r"check base_url .*/v1"),
+            ("ChatOpenAI", "m", "TypeError: Received response with null value for 'choices'.", r"check base_url"),
+            ("ChatOllama", "llama3", "", r"may report .*the probe decides"),
             ("ChatOpenAI", "mine", "BadRequestError (HTTP 400): no", r"max_top_k="),
             ("ChatOpenAI", "mine", "", r"transformers serve"),
         ],
     )
     def test_is_by_public_facts(self, kind: str, model: str, said: str, expected: str) -> None:
         assert re.search(expected, advice(kind, model, said))
+
+    @pytest.mark.parametrize(
+        ("status", "told"),
+        [
+            (401, r"HTTP 401\): .*\)\. The server did not accept the key: [^.]*\.$"),
+            (402, r"\(StatusError \(HTTP 402\)\)\. The account has no credit left: [^.]*\.$"),
+            (404, r"HTTP 404\): .*\)\. Nothing is served there: check base_url.*Its own options go into"),
+            (400, r"HTTP 400\): .*\)\. Its own options go into"),
+        ],
+    )
+    def test_of_the_account_and_the_address_is_given_by_other_engines_too(self, status: int, told: str) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"Snow": StatusError("no", status_code=status)})
+        with pytest.raises(CapabilityError, match=told):
+            TextVoteBackend(model)
+
+    def test_of_the_address_is_given_once(self) -> None:
+        assert also("NotFoundError (HTTP 404): no", "Check base_url.") == "Check base_url."
+        assert also("NotFoundError (HTTP 404): no", "Take another.").startswith("Nothing is served there")
+        assert also("NotFoundError (HTTP 404): no", "Take another.").endswith("Take another.")
 
     def test_is_there_for_everything(self) -> None:
         assert advice("", "", "").endswith(".")

@@ -25,7 +25,7 @@ from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from tests.scripted_models import ScriptedChat, ScriptedLLM, fixed, spread
+from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, fixed, spread
 from tests.unit_tests.backends.test_texts import TextChat, TextLLM, saying
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -150,6 +150,34 @@ class TestForChoosingLabels:
         for what in wrappers:
             with pytest.raises(CapabilityError, match="the model itself"):
                 as_choice_backend(what, votes=votes)
+
+    @pytest.mark.parametrize(
+        "error",
+        [StatusError("no", status_code=status) for status in (401, 402, 403, 404)]
+        + [TypeError("create() got an unexpected keyword argument 'bogus'")],
+        ids=["401", "402", "403", "404", "argument"],
+    )
+    def test_votes_are_no_advice_where_something_else_is_wrong(self, error: Exception) -> None:
+        model = ScriptedChat(answer=TOPS, raises={"": error})
+        with pytest.raises(CapabilityError, match="rejected a public probe") as caught:
+            as_choice_backend(model)
+        assert "votes" not in str(caught.value)
+
+    def test_votes_are_the_advice_where_log_probabilities_are_rejected(self) -> None:
+        model = ScriptedChat(answer=TOPS, raises={"": StatusError("no logprobs here", status_code=400)})
+        with pytest.raises(CapabilityError, match=r'no logprobs here.*give votes="text"$'):
+            as_choice_backend(model)
+        with pytest.raises(CapabilityError) as caught:
+            as_choice_backend(ScriptedChat(answer=fixed({" w": 0.9})))
+        assert "votes" not in str(caught.value)
+
+    def test_a_class_or_a_name_is_no_model(self) -> None:
+        for take in (as_backend, as_choice_backend):
+            for cls in (ScriptedChat, FakeBackend, OnlyChoices):
+                with pytest.raises(CapabilityError, match=rf"found the class .*an instance: {cls.__name__}\(\.\.\.\)"):
+                    take(cls)
+            with pytest.raises(CapabilityError, match=r"found the text 'gpt-4o'.*an instance: ChatOpenAI\(\.\.\.\)"):
+                take("gpt-4o")
 
     def test_a_server_that_is_down_is_not_taken_for_one_without_logprobs(self) -> None:
         model = ScriptedChat(answer=TOPS, raises={"": ConnectionError("refused")})

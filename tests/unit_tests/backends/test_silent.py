@@ -9,6 +9,7 @@ import gc
 import importlib
 import inspect
 import json
+import logging
 import pickle
 import time
 import warnings
@@ -27,8 +28,9 @@ from langchain_core.runnables.config import ensure_config
 from langsmith import traceable
 from pydantic import Field
 
+from langchain_dpicl.backends import silent
 from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import Hidden, ProbePolicy, Reply, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.silent import Hidden, ProbePolicy, Reply, Request, RetryPolicy, quietly, silence, unwrap
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
 from tests.canary import CHANNELS, RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word, fixed
@@ -183,6 +185,48 @@ class TestStops:
             model.ask(request(), retry=QUICK)
         assert not [canary for canary in (RECORD, VOTE) if canary in describe(caught.value)]
         assert caught.value.__context__ is None
+
+    @pytest.mark.parametrize("stray", [SystemExit, asyncio.CancelledError, KeyError, KeyboardInterrupt])
+    async def test_an_exception_that_raises_when_it_is_looked_at_takes_nothing_along(
+        self, stray: type[BaseException]
+    ) -> None:
+        class Hostile(Exception):  # noqa: N818  its name is not the point
+            @property
+            def status_code(self) -> int:
+                raise stray(RECORD)
+
+        model = silence(chat(raises={TICKET: Hostile}))
+        if stray is not KeyboardInterrupt:
+            assert model.ask(request(), retry=QUICK) == Reply(fault="content")
+            assert await model.aask(request(), retry=QUICK) == Reply(fault="content")
+            return
+        with pytest.raises(KeyboardInterrupt) as caught:
+            model.ask(request(), retry=QUICK)
+        assert canaries_in(describe(caught.value)) == []
+        assert caught.value.__context__ is None
+
+    def test_an_interrupt_while_a_failure_is_looked_at_carries_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(error: BaseException, **asked: Any) -> Reply:
+            raise KeyboardInterrupt
+
+        model = silence(chat(raises={TICKET: ValueError}))
+        monkeypatch.setattr(silent, "_outcome", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            model.ask(request(), retry=QUICK)
+        assert canaries_in(describe(caught.value)) == []
+        assert caught.value.__context__ is None
+
+    async def test_a_call_that_cancels_itself_is_its_row_s_own_fault(self) -> None:
+        class Quits(ScriptedChat):
+            async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+                task = asyncio.current_task()
+                assert task is not None
+                if TICKET in str(messages):
+                    task.cancel()
+                    await asyncio.sleep(1)
+                return self._generate(messages, *args, **kwargs)
+
+        assert await silence(Quits(answer=fixed({}))).aask(request(), retry=QUICK) == Reply(fault="content")
 
     async def test_a_cancellation_carries_nothing(self) -> None:
         class Slow(ScriptedChat):
@@ -521,10 +565,14 @@ class TestDecisions:
         assert leaks(observe(lambda: model.invoke(asked))) >= {"run collector", "LangSmith"}
         assert leaks(await aobserve(lambda: model.ainvoke(asked))) >= {"astream_events", "run collector"}
 
-    def test_bindings_retries_and_configs_are_taken_off(self, model: Any, served: Provider) -> None:
-        wrapped = model.with_config(tags=["x"]).bind(temperature=3).with_retry(stop_after_attempt=9)
+    def test_retries_and_configs_are_taken_off(self, model: Any, served: Provider) -> None:
+        wrapped = model.with_config(tags=["x"]).with_retry(stop_after_attempt=9)
         assert silence(wrapped).ask(decision_request(), retry=QUICK).fault is None
-        assert "temperature" not in served.bodies[0]
+        assert len(served.bodies) == 1
+
+    def test_bound_arguments_that_nobody_would_read_are_refused(self, model: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"takes none with a call, found \['model', 'temperature'\]"):
+            silence(model.bind(temperature=3).bind(model="another"))
 
     def test_options_are_refused(self, model: Any) -> None:
         with pytest.raises(ConfigurationError, match=r"no options for a decision model, found \['logprobs'\]"):
@@ -646,3 +694,38 @@ class TestHidden:
         failed = silence(chat(raises={TICKET: ValueError(RECORD)})).ask(request(), retry=QUICK)
         assert RECORD not in repr((request(), reply, failed))
         assert repr(reply) == repr(failed)
+
+
+class TestReadingAnswers:
+    """What is done with a private answer, in our own code or in a tokenizer of the user's."""
+
+    def test_is_as_silent_as_the_call(self, caplog: pytest.LogCaptureFixture) -> None:
+        def read() -> str:
+            logging.getLogger("tokenizer").warning("odd id in %s", VOTE)
+            return VOTE
+
+        with caplog.at_level(logging.DEBUG):
+            assert read() == VOTE
+            assert VOTE in caplog.text
+            caplog.clear()
+            assert quietly(read) == VOTE
+        assert VOTE not in caplog.text
+
+    @pytest.mark.parametrize("stray", [SystemExit, GeneratorExit, ValueError, asyncio.CancelledError])
+    def test_raises_nothing(self, stray: type[BaseException]) -> None:
+        def read() -> None:
+            raise stray(VOTE)
+
+        assert quietly(read) is None
+
+    def test_lets_an_interrupt_through_without_what_it_carries(self) -> None:
+        def read() -> None:
+            raise KeyboardInterrupt(VOTE)
+
+        with pytest.raises(KeyboardInterrupt) as caught:
+            quietly(read)
+        assert canaries_in(describe(caught.value)) == []
+        assert caught.value.__context__ is None
+
+    def test_a_binding_names_the_model(self) -> None:
+        assert silence(chat().bind(model="another")).name == "another"

@@ -263,6 +263,42 @@ class TestVotes:
             await engine.ascore_choices([], choices)
 
 
+class TestPrivateFrames:
+    @pytest.mark.parametrize("choices", [["a", "A"], ["a", ""]])
+    async def test_bad_choices_leave_no_prompt_in_a_frame(self, choices: list[str]) -> None:
+        engine = TextVoteBackend(TextChat(say=saying({})))
+        with pytest.raises(ConfigurationError) as caught:
+            engine.score_choices([RECORD], choices)
+        assert RECORD not in describe(caught.value)
+        with pytest.raises(ConfigurationError) as caught:
+            await engine.ascore_choices([RECORD], choices)
+        assert RECORD not in describe(caught.value)
+
+    async def test_an_answer_that_raises_when_it_is_read_abstains(self) -> None:
+        class Hostile(str):
+            __slots__ = ()
+
+            def __getitem__(self, key: Any) -> Any:
+                raise SystemExit(VOTE)
+
+        class Odd(BaseLLM):
+            @property
+            def _llm_type(self) -> str:
+                return "odd"
+
+            def _generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+                made = Generation(text="card")
+                if RECORD in prompts[0]:
+                    made = Generation.model_construct(text=Hostile("card"), generation_info=None)
+                return LLMResult.model_construct(generations=[[made]], llm_output=None)
+
+        engine = TextVoteBackend(Odd())
+        assert np.isneginf(engine.score_choices([RECORD], LABELS)).all()
+        assert np.isneginf(await engine.ascore_choices([RECORD], LABELS)).all()
+        assert engine.complete([RECORD, "x"], max_tokens=3) == ["", "card"]
+        assert await engine.acomplete([RECORD, "x"], max_tokens=3) == ["", "card"]
+
+
 class TestPublicCalls:
     async def test_raise_when_they_fail_and_tell_the_kind_only(self) -> None:
         error = StatusError("gateway says: down", status_code=502)
@@ -270,8 +306,9 @@ class TestPublicCalls:
         with pytest.raises(ModelCallError, match=r"text-chat failed \(StatusError \(HTTP 502\)\)") as caught:
             engine.score_public("down", LABELS)
         assert "gateway says" not in str(caught.value)
-        with pytest.raises(ModelCallError, match="HTTP 502"):
+        with pytest.raises(ModelCallError, match="HTTP 502") as caught:
             await engine.ascore_public("down", LABELS)
+        assert "gateway says" not in str(caught.value)
 
     async def test_abstain_where_no_choice_is_named(self) -> None:
         engine = TextVoteBackend(TextChat(say=saying({"aaa": "card"})))
@@ -318,7 +355,7 @@ class TestProbe:
     @pytest.mark.parametrize("error", [ConnectionError("refused"), StatusError("loading", status_code=503)])
     def test_says_soon_that_a_server_cannot_be_reached(self, kind: Any, error: Exception) -> None:
         model = kind(say=saying({}), raises={"Snow": error})
-        with pytest.raises(ModelCallError, match=r"could not be reached.*Nothing was spent"):
+        with pytest.raises(ModelCallError, match=r"(could not be reached|with an error of its own).*Nothing was spent"):
             TextVoteBackend(model, retry=QUICK)
         assert len(model.seen) == 2
 

@@ -205,8 +205,10 @@ class TestNames:
             backend.count_tokens("a")
 
     def test_of_no_encoding_are_refused(self) -> None:
+        model = ScriptedChat(answer=lambda text: {" card": 0.5, " c": 0.25})
         with pytest.raises(ConfigurationError, match=r"one of tiktoken's encodings.*found 'gpt9'"):
-            PublicTokenizer("gpt9").count("a")
+            LangChainBackend(model, tokenizer="gpt9")
+        assert model.seen == []
 
     @pytest.mark.parametrize("wrong", [7, None, str.split, b"o200k_base"])
     def test_and_objects_that_do_not_encode_are_refused(self, wrong: Any) -> None:

@@ -1,0 +1,132 @@
+"""What a silent call is asked and what comes back: boxes, requests, replies, patience. Makes no call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+
+from langchain_core.messages import BaseMessage
+
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+
+T = TypeVar("T")
+Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
+"""Turns the private prompt into what the model takes: text for a completion model, messages for a chat model, a request
+(input and questions) for a decision model."""
+
+
+class Hidden(Generic[T]):
+    """Private data in a box: no repr, no pickle; so a frame that holds only boxes shows nothing."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def reveal(self) -> T:
+        """Returns the content; never bind it to a name."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Hidden(<private>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("private prompts and answers cannot be pickled or copied")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The first generation of a result, without its usage, ids and headers; or all of a decision model's response."""
+
+    text: str = field(repr=False)
+    logprobs: Any = field(repr=False)
+    finish_reason: Any = field(repr=False)
+    refused: bool = field(repr=False)
+    decision: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a silent call returns: an answer in its box, or a fault.
+
+    Attributes:
+      answer: the answer, or None.
+      fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
+        may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
+        Inside `silent` also "unsilent": somebody would have overheard the call, so it was not made or not finished.
+      retry_after: seconds the provider asked to wait, if it did.
+      detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
+    """
+
+    answer: Hidden[Answer] | None = field(default=None, repr=False)
+    fault: Literal["busy", "unreadable", "loop", "content", "unsilent"] | None = field(default=None, repr=False)
+    retry_after: float | None = field(default=None, repr=False)
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long one row's call is waited for: by its own count, so that no row's patience depends on another's.
+
+    There is no wall-clock limit over attempts, as other rows' retries would move it; the client's own timeout starts
+    with each call.
+
+    Args:
+      max_attempts: calls in all, the first included.
+      first_wait: seconds before the second attempt at a busy server; doubled for each further one.
+      max_wait: seconds a single wait may last, whatever the provider asks for.
+    """
+
+    max_attempts: int = 8
+    first_wait: float = 0.5
+    max_wait: float = 30.0
+
+    def __post_init__(self) -> None:
+        waits = (self.first_wait, self.max_wait)
+        counted = isinstance(self.max_attempts, int) and not isinstance(self.max_attempts, bool)
+        timed = all(isinstance(wait, int | float) and wait >= 0.0 for wait in waits)
+        if not counted or not timed or self.max_attempts < 1:
+            raise ConfigurationError(f"expected max_attempts >= 1 and waits >= 0 seconds, found {self}")
+
+    def wait(self, reply: Reply, *, attempt: int) -> float | None:
+        """Returns the seconds to wait before the next attempt; None: this reply is final."""
+        if reply.fault in {None, "content", "unsilent"} or attempt >= self.max_attempts:
+            return None
+        if reply.fault != "busy":
+            return 0.0
+        return min(self.max_wait, max(self.first_wait * 2.0 ** (attempt - 1), reply.retry_after or 0.0))
+
+
+@dataclass(frozen=True)
+class ProbePolicy(RetryPolicy):
+    """Patience with a public probe: a server that is busy or cannot be reached is asked once more, soon."""
+
+    @classmethod
+    def of(cls, retry: RetryPolicy) -> ProbePolicy:
+        """Returns the probe's patience where rows have that of `retry`."""
+        return cls(retry.max_attempts, retry.first_wait, min(retry.max_wait, 2.0))
+
+    def wait(self, reply: Reply, *, attempt: int) -> float | None:
+        """Is `RetryPolicy.wait`, but a second busy reply is final."""
+        return None if reply.fault == "busy" and attempt >= 2 else super().wait(reply, attempt=attempt)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: the prompt in its box and the public rest.
+
+    Attributes:
+      prompt: the prompt.
+      render: how the prompt becomes the model's input.
+      options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
+      is_readable: says whether an answer has what was asked for; if not, the call is made again.
+      explain: what a failure may tell: "" of a private call; "kind" (type and status) of a public one; "text" of the
+        probe, which comes before any private call: later texts may quote what private calls used.
+    """
+
+    prompt: Hidden[str]
+    render: Render
+    options: Mapping[str, Any]
+    is_readable: Callable[[Answer], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
+    explain: Literal["", "kind", "text"] = ""
