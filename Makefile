@@ -4,11 +4,13 @@ DATA ?= ../shared/data/trec.jsonl.gz
 # How TREC's label codes read in a prompt; labels of other files pass through unchanged.
 WORDS ?= DESC=description ENTY=thing HUM=person LOC=place NUM=number
 INSTRUCTION ?= Questions and the kind of answer they ask for.
+# What bench-voting reads: the data sets of Panda et al. The last one is taken apart further.
+VOTING_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test lint leaks cassettes server-demo bench-trec model clean
+.PHONY: demo test lint leaks cassettes server-demo bench-trec bench-voting model clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -40,6 +42,9 @@ server-demo: .venv-test/.ready  ## private demonstrations through a llama.cpp se
 
 bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its format): make bench-trec DATA=FILE.jsonl.gz
 	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) --words $(WORDS) --instruction "$(INSTRUCTION)" $(ARGS)
+
+bench-voting: .venv/.ready  ## private votes per query: accuracy, noise, speed (or ARGS="--data FILE", ARGS=--full)
+	.venv/bin/python benchmarks/bench_voting.py --data $(if $(filter file,$(origin DATA)),$(VOTING_DATA),$(DATA)) $(ARGS)
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data

@@ -35,13 +35,16 @@ from langchain_dpicl.exceptions import (
     UnknownEventError,
     UnsilencableModelError,
 )
+from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
+from langchain_dpicl.receipts import FreeFormResult, Receipt, VotingResult
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from langchain_dpicl.voting import DPVotingRunnable
 
 __version__ = version("langchain-dpicl")
 
@@ -54,10 +57,13 @@ __all__ = [
     "ConfigurationError",
     "DPFewShotChatMessagePromptTemplate",
     "DPFewShotPromptTemplate",
+    "DPFreeFormRunnable",
     "DPICLError",
+    "DPVotingRunnable",
     "DecisionsBackend",
     "DemonstrationSynthesizer",
     "EmbeddedLLM",
+    "FreeFormResult",
     "LabelClassifier",
     "LangChainBackend",
     "LedgerError",
@@ -70,6 +76,7 @@ __all__ = [
     "PrivacyReport",
     "PrivateAccessError",
     "PrivateExamples",
+    "Receipt",
     "RecordError",
     "ReleasedDemonstrations",
     "SealedShareError",
@@ -78,6 +85,7 @@ __all__ = [
     "TextVoteBackend",
     "UnknownEventError",
     "UnsilencableModelError",
+    "VotingResult",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",
     "get_privacy_budget_callback",

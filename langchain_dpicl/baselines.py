@@ -1,4 +1,4 @@
-"""Baselines to compare with: instruction-only (epsilon 0), and two that protect nothing (epsilon infinity).
+"""Baselines to compare with: instruction-only (epsilon 0), and three that protect nothing (epsilon infinity).
 
 The unprotected ones take only examples that no ledger protects, say so in their names, and make the examples
 unfit for a ledger afterwards. Knows no budget.
@@ -6,19 +6,34 @@ unfit for a ledger afterwards. Knows no budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl._label_scorers import distinct_texts
+from langchain_dpicl._voting_options import design_of, labels_of, texts_of, wording_of
 from langchain_dpicl.backends.base import Token
-from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
 from langchain_dpicl.backends.walk import Walk, drive
-from langchain_dpicl.curator import Block, open_block_without_privacy, pool_without_privacy
+from langchain_dpicl.blocks import Block
+from langchain_dpicl.curator import (
+    open_block_without_privacy,
+    pool_without_privacy,
+    release_once_without_privacy,
+)
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import RowDesign, Segment, release_plan
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.wording import GenerationWording
@@ -175,6 +190,126 @@ def real_demonstrations_without_privacy(
         baseline="real private records",
         epsilon=float("inf"),
         plan={"shots_per_label": shots_per_label, "label_key": private.label_key},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UnprotectedVotes:
+    """Votes of private rows WITHOUT NOISE: nothing is protected and epsilon is infinite.
+
+    Attributes:
+      labels: the answers, in the order that breaks ties.
+      totals: float64[queries, labels] votes, or sums of label probabilities.
+      plan: the public parameters.
+    """
+
+    labels: tuple[str, ...]
+    totals: NDArray[np.float64] = field(repr=False)
+    plan: Mapping[str, Any]
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The label with the most votes per query; the first of equals."""
+        return tuple(self.labels[place] for place in self.totals.argmax(axis=1))
+
+    @property
+    def epsilon(self) -> float:
+        """Infinity."""
+        return float("inf")
+
+
+def label_votes_without_privacy(
+    private: PrivateExamples,
+    queries: Sequence[Any],
+    *,
+    llm: Any,
+    example_prompt: Any = None,
+    prefix: str = "",
+    suffix: str | None = None,
+    example_separator: str = "\n\n",
+    labels: Sequence[str] | None = None,
+    verbalizers: Mapping[str, str | Sequence[str]] | None = None,
+    votes: str = "hard",
+    calibrate: bool = False,
+    content_free: Sequence[str] = ("N/A",),
+    rows: str | None = None,
+    num_slots: int | None = None,
+    shots_per_slot: int | None = None,
+    overfill: float | None = None,
+) -> UnprotectedVotes:
+    """Runs what `DPVotingRunnable` runs WITHOUT NOISE: nothing is protected and epsilon is infinite.
+
+    Args:
+      private: examples that no ledger protects; unfit for one afterwards.
+      queries: what is asked, each on a fresh sample.
+      llm: an engine or a model; it SEES the private prompts.
+      example_prompt: this and what follows are as for `DPVotingRunnable.from_private_examples`.
+      prefix: template before the examples.
+      suffix: template of the query.
+      example_separator: stands between the parts.
+      labels: the answers; by default the declared labels.
+      verbalizers: label to the text or texts that stand for it.
+      votes: "hard", "soft" or "text".
+      calibrate: whether each row is calibrated.
+      content_free: inputs without content.
+      rows: "units" or "slots"; without any of these four, 40 unit rows, and not what a planner would choose for noise.
+      num_slots: number of slots, or expected number of unit rows.
+      shots_per_slot: records per slot.
+      overfill: expected units per shot of a slot.
+
+    Raises:
+      PrivateAccessError: the examples are attached to a ledger.
+      ConfigurationError: a parameter is out of range.
+      CapabilityError: the model cannot choose among labels.
+    """
+    check_choice("votes", votes, ("hard", "soft", "text"))
+    answers = labels_of(private, labels)
+    texts = texts_of(answers, verbalizers)
+    wording = wording_of(
+        private,
+        example_prompt=example_prompt,
+        prefix=prefix,
+        suffix=suffix,
+        separator=example_separator,
+        texts=texts,
+    )
+    design = design_of(
+        private,
+        rows=rows,
+        num_slots=num_slots,
+        shots_per_slot=shots_per_slot,
+        sampling="poisson",
+        overfill=overfill,
+    )
+    plan = _voting_plan(design, private.public_size_of(None), is_soft=votes == "soft")
+    inputs = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+    engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
+    scorer = LabelRows(engine, list(texts.values()), calibrate=bool(inputs))
+    renderers = [
+        wording.renderer([query, *(wording.with_content(query, text) for text in inputs)])
+        for query in map(wording.query, queries)
+    ]
+    totals = [
+        drive(release_once_without_privacy(private, plan=plan, rows=scorer.ask, render=render, width=len(answers)))
+        for render in renderers
+    ]
+    public = {"baseline": "votes without noise", "votes": votes, "content_free": list(inputs), "reads": scorer.kind}
+    sampling = {"sampler": plan.sampler.to_dict(), "aggregation": plan.aggregation.to_dict()}
+    return UnprotectedVotes(
+        labels=answers,
+        totals=np.array(totals, dtype=np.float64).reshape(len(renderers), len(answers)),
+        plan={"private": False, "epsilon": "infinity", "delta": 0.0, **public, **sampling, **wording.to_dict()},
+    )
+
+
+def _voting_plan(design: RowDesign | None, public_size: int, *, is_soft: bool) -> ReleasePlan:
+    """Returns how rows are drawn and added up; the mechanism, which a plan must have, is never run."""
+    shape = design or RowDesign.choose(smallest_size=public_size)
+    return ReleasePlan(
+        sampler=shape.sampler(public_size),
+        aggregation=ProbabilitySum() if is_soft else VoteSum(),
+        mechanism=GumbelMechanism(1.0),
+        adjacency="add_remove",
     )
 
 

@@ -260,7 +260,8 @@ def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, 
     if given is not None and not isinstance(given, (list, BaseCallbackManager)):
         msg = f"config['callbacks']: expected a list of handlers or a manager, found {type(given).__name__}."
         raise ConfigurationError(msg)
-    callbacks = ensure_config(config).get("callbacks")  # type: ignore[arg-type]
+    # Callbacks of a config take the place of the run's, so only without them the run is asked.
+    callbacks = ensure_config().get("callbacks") if given is None else given
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", [])
     budgets = [handler.budget for handler in handlers if isinstance(handler, PrivacyBudgetCallbackHandler)]
     return {budget.ledger_id: budget for budget in budgets}

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from os import environ
+from types import FunctionType
 from typing import Any, ParamSpec, Self, TypeVar
 
-from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackManager, CallbackManager, manager
+from langchain_core.globals import get_debug
 from langchain_core.runnables.config import RunnableConfig, ensure_config
+from langchain_core.tracers import context as tracers
 
 from langchain_dpicl.callbacks import budget_of, resolve_budget
 from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetError
@@ -49,9 +54,9 @@ def record_event(
       config: the run's config; found by itself inside a run.
     """
     with _outcome_kept(name):
-        manager = _listening(config, CallbackManager)
-        if manager is not None:
-            manager.on_custom_event(name, _values(data), run_id=manager.parent_run_id)
+        run = _listening(config, CallbackManager)
+        if run is not None:
+            run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
 
 
 async def arecord_event(
@@ -59,9 +64,9 @@ async def arecord_event(
 ) -> None:
     """Is `record_event` for async code: async observers are awaited on the loop they live on."""
     with _outcome_kept(name):
-        manager = _listening(config, AsyncCallbackManager)
-        if manager is not None:
-            await manager.on_custom_event(name, _values(data), run_id=manager.parent_run_id)
+        run = _listening(config, AsyncCallbackManager)
+        if run is not None:
+            await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
 
 
 class RunEvents:
@@ -179,19 +184,67 @@ def _values(data: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> dict[s
 
 def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | None:
     """Returns the manager of the run's observers; None outside a run, or if nobody listens."""
+    if _nobody_listens(config):
+        return None
     given = ensure_config(config)
     own = run = given.get("callbacks")
     if getattr(own, "parent_run_id", None) is None:
         # A list that is given inside a run takes the place of the run's manager: tell the observers of both.
         run = ensure_config().get("callbacks")
-    manager = kind.configure(
+    found = kind.configure(
         run,
         None if own is run else own,
         inheritable_tags=given.get("tags"),
         inheritable_metadata=given.get("metadata"),
     )
-    heard = any(not handler.ignore_custom_event for handler in manager.handlers)
-    return manager if heard and manager.parent_run_id is not None else None
+    heard = any(not handler.ignore_custom_event for handler in found.handlers)
+    return found if heard and found.parent_run_id is not None else None
+
+
+def _nobody_listens(config: RunnableConfig | None) -> bool:
+    """Whether `configure` would find nobody; asks what it asks, but builds no manager. False: it may find somebody.
+
+    The config holds the manager that LangChain configured when the run began, with every handler of then. So only what
+    may have joined since is looked at: debug output, tracing, configure hooks, and changes of LangChain itself.
+    """
+    own = None if config is None else config.get("callbacks")
+    if not isinstance(own, BaseCallbackManager) or own.parent_run_id is None or not _is_stock():
+        return False
+    if not all(handler.ignore_custom_event for handler in own.handlers) or get_debug():
+        return False
+    if tracers._tracing_v2_is_enabled():  # noqa: SLF001
+        return False
+    for variable, _, handler_class, name in tracers._configure_hooks:  # noqa: SLF001
+        # A handler that a variable of the environment asks for would have to be made first: that is `configure`'s work.
+        if name is not None and handler_class is not None and name in environ:
+            return False
+        handler = variable.get()
+        if handler is not None and not handler.ignore_custom_event:
+            return False
+    return True
+
+
+def _doors() -> tuple[Any, ...]:
+    """What makes a run's manager: instrumentation that wraps one of these may add a handler to each new manager."""
+    kinds = (CallbackManager, AsyncCallbackManager)
+    made = (door for kind in kinds for door in (kind.__init__, vars(kind).get("configure")))
+    return (manager._configure, *made)  # noqa: SLF001
+
+
+def _is_stock() -> bool:
+    """Whether LangChain's own code makes managers, as when this module was imported."""
+    # By identity: a proxy says that it equals what it wraps.
+    return _WAS_STOCK and all(map(operator.is_, _doors(), _STOCK))
+
+
+def _is_langchains(door: Any) -> bool:
+    function = door.__func__ if type(door) is classmethod else door
+    # `functools.wraps` copies a function's `__module__`, but not its globals.
+    return type(function) is FunctionType and str(function.__globals__.get("__name__")).startswith("langchain_core.")
+
+
+_STOCK = _doors()
+_WAS_STOCK = all(map(_is_langchains, _STOCK))
 
 
 @contextmanager

@@ -7,9 +7,10 @@ an opaque handle.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, NoReturn, Protocol, SupportsIndex
 
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
@@ -33,6 +34,23 @@ class Pay(Protocol):
         self, template: str, *, label: str | None = None, count: int = 1
     ) -> AbstractContextManager[Reservation]:
         """Reserves the tickets, durably, before the block's first line runs."""
+
+
+def _step(given: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+    """Stands for what a run calls: LangChain gives what the signature names, the config of the run's children."""
+
+
+class _Step:
+    """A call whose signature is known: LangChain asks for it twice a run, and to work it out takes most of the run."""
+
+    __slots__ = ("_call",)
+    __signature__ = signature(_step)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, given: Any, **kwargs: Any) -> Any:
+        return self._call(given, **kwargs)
 
 
 class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
@@ -68,11 +86,11 @@ class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
 
     @override
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        return self._call_with_config(self._run, input, config, **kwargs)
+        return self._call_with_config(_Step(self._run), input, config, **kwargs)
 
     @override
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        return await self._acall_with_config(self._arun, input, config, **kwargs)
+        return await self._acall_with_config(_Step(self._arun), input, config, **kwargs)
 
     @override
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
@@ -85,14 +103,12 @@ class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
             raise ConfigurationError(f"configurable_fields: expected public fields, found {handles}. Leave them fixed.")
         return super().configurable_fields(**kwargs)
 
-    def _run(self, given: Input, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Output:
-        del run_manager  # its children's config comes beside it
+    def _run(self, given: Input, config: RunnableConfig, **kwargs: Any) -> Output:
         with self._events(config) as events:
             resolve_budget(self.budget, config)
             return self._answer(given, partial(self._pay, events), config, **kwargs)
 
-    async def _arun(self, given: Input, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Output:
-        del run_manager
+    async def _arun(self, given: Input, config: RunnableConfig, **kwargs: Any) -> Output:
         async with self._events(config) as events:
             resolve_budget(self.budget, config)
             return await self._aanswer(given, partial(self._pay, events), config, **kwargs)

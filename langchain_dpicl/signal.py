@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonUnits
 
 _GRID = 2001
+# Votes are summed over counts within these many deviations; noise is averaged over this many quantiles.
+_REACH, _QUANTILES, _NEGLIGIBLE = 7.0, 401, 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,76 @@ def chance_of_right_index(plan: ReleasePlan, *, rows: float, agreement: float, c
     return float(np.exp(log_chance).mean())
 
 
+def vote_chances(plan: ReleasePlan, public_size: int, *, agreement: float, labels: int) -> np.ndarray:
+    """Returns the chances that hard votes release each candidate, the randomness of the votes themselves included.
+
+    Each row in use votes for the right label with chance `agreement`, on its own. Of the other votes half go to one
+    rival and the rest are spread evenly (as expected, not as drawn: up to about .01 too good for the right label); with
+    two labels all go to the other one. Slots are taken to be empty independently of each other.
+
+    Args:
+      plan: the release.
+      public_size: declared units.
+      agreement: chance that a row in use votes for the right label.
+      labels: candidates that rows vote for; the plan's constants come after them.
+
+    Returns:
+      float64[2 + c]: the right label, any other label, each constant.
+    """
+    chance, right, wrong = _vote_counts(plan, public_size, agreement)
+    rivals = [(wrong / min(2, labels - 1), 1), (wrong / 2 / max(1, labels - 2), labels - 2)] if labels > 1 else []
+    constants = [(np.full_like(right, constant), 1) for constant in plan.constants]
+    columns = [(right, 1), *rivals, *constants]
+    won = [float(chance @ _wins(plan, columns, column)) for column in (0, *range(1 + len(rivals), len(columns)))]
+    return np.array([won[0], max(0.0, 1.0 - sum(won)), *won[1:]])
+
+
+def _vote_counts(plan: ReleasePlan, public_size: int, agreement: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns float64[n] chances of numbers of right and of other votes, and float64[n] of these numbers each."""
+    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
+    used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
+    right, wrong = np.meshgrid(
+        _likely(trials, used * agreement), _likely(trials, used * (1.0 - agreement)), indexing="ij"
+    )
+    left = 1.0 - used * agreement  # the chance that it does not vote for the right label
+    other = min(1.0, used * (1.0 - agreement) / left) if left > 0 else 0.0
+    chance = stats.binom.pmf(right, trials, used * agreement) * stats.binom.pmf(wrong, trials - right, other)
+    likely = chance > _NEGLIGIBLE
+    return chance[likely] / chance[likely].sum(), right[likely], wrong[likely]
+
+
+def _likely(trials: int, chance: float) -> np.ndarray:
+    mean = trials * chance
+    reach = _REACH * np.sqrt(mean * (1.0 - chance)) + 1.0
+    return np.arange(max(0.0, np.floor(mean - reach)), min(float(trials), np.ceil(mean + reach)) + 1.0)
+
+
+def _wins(plan: ReleasePlan, columns: list[tuple[np.ndarray, int]], winner: int) -> np.ndarray:
+    """Returns float64[n]: the chance that the noisy maximum is in a column; columns are (values, multiplicity)."""
+    scale = noise_scale(plan)
+    own = columns[winner][0]
+    gaps = [((own - values) / scale, count) for i, (values, count) in enumerate(columns) if count and i != winner]
+    if plan.mechanism.name == "gumbel":
+        odds = np.ones_like(own)
+        for gap, count in gaps:
+            odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
+        return np.asarray(1.0 / odds)
+    u = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    noise = special.ndtri(u) if plan.mechanism.name == "gaussian" else -np.log1p(-u)  # [z]
+    chance = np.ones((own.size, _QUANTILES))
+    for gap, count in gaps:
+        reach = gap[:, None] + noise[None, :]  # [n, z]
+        below = special.ndtr(reach) if plan.mechanism.name == "gaussian" else -np.expm1(-np.maximum(reach, 0.0))
+        chance *= below**count
+    return np.asarray(chance.mean(axis=1))
+
+
+def noise_deviation(plan: ReleasePlan) -> float:
+    """Returns the standard deviation of the noise on one coordinate of the sum."""
+    deviation = {"gaussian": 1.0, "gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
+    return noise_scale(plan) * deviation
+
+
 def signal_to_noise(plan: ReleasePlan, *, rows: float, agreement: float) -> float:
     """Returns (right - rival) / standard deviation of the noise."""
-    deviation = {"gaussian": 1.0, "gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
-    return float(rows * (agreement - (1 - agreement) / 2) / (noise_scale(plan) * deviation))
+    return float(rows * (agreement - (1 - agreement) / 2) / noise_deviation(plan))

@@ -14,8 +14,10 @@ from tqdm.auto import tqdm
 
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.blocks import Block
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import Block, check_fixed_size, open_block
+from langchain_dpicl.curator import open_block
+from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
 from langchain_dpicl.planning import GenerationPlan, RowDesign, Segment, plan_generation, template_name
@@ -149,7 +151,7 @@ class DemonstrationSynthesizer:
         plan = plan_generation(
             public_sizes(private),
             epsilon=epsilon,
-            delta=delta if delta is not None else _default_delta(spender, epsilon),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
             adjacency=spender.adjacency,
             noise_multiplier=noise_multiplier,
             mechanism=mechanism,
@@ -168,17 +170,12 @@ class DemonstrationSynthesizer:
             partition=private.dataset_id,
         )
         name = component if component is not None else spender.fresh_name("few-shot")
-        private.check_delta(spender.delta)
-        spender.check_fits(name, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
-        spender.bind(private)
-        check_fixed_size(private, plan.release, ledger_id=spender.ledger_id)
-        share = spender.declare(
-            name,
-            tickets=plan.tickets(),
-            partition=private.dataset_id,
+        share = declare_share(
+            private,
+            spender,
+            plan,
+            component=name,
             epsilon=epsilon,
-            delta=plan.delta,
-            implementation_delta=plan.implementation_delta,
             public={**plan.to_dict(), **script.to_dict()},
         )
         return cls(private, script, budget=spender, share=share, plan=plan)
@@ -382,9 +379,3 @@ def _decoding(mechanism: str, decoding: Decoding) -> Decoding:
         advice = "That mechanism releases only an index; use mechanism='gaussian'."
         raise fail("temperature, top_k, top_p", f"their defaults with mechanism={mechanism!r}", decoding, advice)
     return decoding
-
-
-def _default_delta(budget: Budget, epsilon: float | None) -> float:
-    if epsilon is None:
-        raise ConfigurationError("epsilon: expected this component's share of the budget, found None.")
-    return budget.default_delta(epsilon)

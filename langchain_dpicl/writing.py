@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.walk import AskTopTokens, Walk
-from langchain_dpicl.curator import Block
+from langchain_dpicl.blocks import Block
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.planning import Segment
 from langchain_dpicl.privacy._validate import check_int, fail

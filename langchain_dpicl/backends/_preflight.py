@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import os
 import sys
@@ -29,12 +30,13 @@ Marks: TypeAlias = list[tuple[Any, tuple[Any, ...]]]
 GENERATING = ("_generate", "_agenerate")
 DECIDING = ("_decide", "_adecide")
 CLASSIFYING = ("_classify", "_aclassify")
+EMBEDDING = ("embed_documents", "aembed_documents")
 """The doors of a model: the methods, sync and async, that private calls go through."""
 
 # By name, so that neither package is imported: whoever holds such a model has imported it.
 DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
 _CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
-_PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, "_call", "_acall", "_stream", "_astream"})
+_PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, *EMBEDDING, "_call", "_acall", "_stream", "_astream"})
 
 # OpenAI's and Anthropic's SDKs, and others made by the same generator, have these bases.
 _SDK_BASES = frozenset({"SyncAPIClient", "AsyncAPIClient", "SyncAPIResource", "AsyncAPIResource"})
@@ -97,7 +99,7 @@ def refuse_open_models(model: Any) -> None:
     """Raises UnsilencableModelError for a model that tells others of its calls by its own making."""
     _refuse_overrides(type(model))
     _refuse_company(type(model).__name__, {name: getattr(model, name, None) for name in type(model).model_fields})
-    _refuse_gateway(type(model).__name__, {**vars(model), **(model.__pydantic_private__ or {})}.values())
+    refuse_gateway(type(model).__name__, {**vars(model), **(model.__pydantic_private__ or {})}.values())
 
 
 def _refuse_overrides(kind: type) -> None:
@@ -121,8 +123,11 @@ def _refuse_company(kind: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_gateway(kind: str, values: Iterable[Any]) -> None:
-    """Its default address counts as well when the variable is off by now: it was on when the model was built."""
+def refuse_gateway(kind: str, values: Iterable[Any]) -> None:
+    """Raises UnsilencableModelError where one of the values is an address of the LangSmith gateway, or has it.
+
+    Its default address counts as well when the variable is off by now: it was on when the model was built.
+    """
     asked = os.environ.get("LANGSMITH_GATEWAY", "")
     gateways = {_GATEWAY} if asked.lower() in _OFF | _ON else {_GATEWAY, asked.rstrip("/")}
     addresses = [str(value if isinstance(value, str) else _attribute(value, "base_url")) for value in values]
@@ -146,22 +151,39 @@ class Way:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._seen: tuple[Marks, str] | None = None  # one attribute, as threads share it
+        self._seen: _Sight | None = None  # one attribute, as threads share it
 
     def trouble(self) -> str:
         """Returns "" where nobody stands on the way, or a message; looks again only when something has changed."""
         seen = self._seen
-        if seen is None or _is_changed(seen[0]):
-            seen = self._seen = _look(self._model)
-        return seen[1]
+        if seen is None or seen.is_old():
+            seen = self._seen = _Sight(*_look(self._model))
+        return seen.trouble
 
 
-def _is_changed(marks: Marks) -> bool:
-    try:
-        # By identity: a proxy says that it equals what it wraps.
-        return any(len(now) != len(was) or any(map(operator.is_not, now, was)) for now, was in marks)
-    except RuntimeError:  # changed while it was read
-        return True
+class _Sight:
+    """What was found on the way, and where: before each call, all of that is compared, so it is kept as two flat runs.
+
+    Once for many calls would do only if nobody could start instrumenting meanwhile, as another thread can.
+    """
+
+    __slots__ = ("_lengths", "_places", "_was", "trouble")
+
+    def __init__(self, marks: Marks, trouble: str) -> None:
+        self.trouble = trouble
+        self._places = [now for now, _ in marks]
+        self._lengths = [len(was) for _, was in marks]
+        self._was = [value for _, was in marks for value in was]
+
+    def is_old(self) -> bool:
+        """Whether anything has changed since."""
+        try:
+            if [*map(len, self._places)] != self._lengths:
+                return True
+            # By identity: a proxy says that it equals what it wraps.
+            return any(map(operator.is_not, itertools.chain.from_iterable(self._places), self._was))
+        except RuntimeError:  # changed while it was read
+            return True
 
 
 def _look(model: Any) -> tuple[Marks, str]:

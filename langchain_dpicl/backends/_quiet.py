@@ -65,20 +65,21 @@ def begin(*, withholds: bool) -> Call:
     return call
 
 
-@contextlib.contextmanager
-def watching(call: Call, text: str) -> Iterator[None]:
+def watching(call: Call, text: str) -> contextlib.AbstractContextManager[None]:
     """Trips a call also on runs in threads that do not carry its mark, if about this text; "": about nothing.
 
     Only a public probe can be told by its text, and only one whose text nobody else uses.
     """
-    entry = (text, call)
-    if text:
-        _WATCHED.append(entry)
+    return _watching((text, call)) if text else _NOTHING
+
+
+@contextlib.contextmanager
+def _watching(entry: tuple[str, Call]) -> Iterator[None]:
+    _WATCHED.append(entry)
     try:
         yield
     finally:
-        if text:
-            _WATCHED.remove(entry)
+        _WATCHED.remove(entry)
 
 
 def _is_withheld() -> bool:
@@ -316,6 +317,7 @@ def _try_the_pool() -> None:
         pool.submit(_nothing)
 
 
+_NOTHING = contextlib.nullcontext()
 _BELOW_ALL_HANDLERS = -1
 _WATCHED: list[tuple[str, Call]] = []
 _WATCHER = _Watcher()

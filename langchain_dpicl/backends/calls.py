@@ -49,8 +49,15 @@ class Calls:
             return await self._model.aask(request, retry=self._retry)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Makes independent calls; replies come in the order of the requests."""
+        """Makes independent calls; replies come in the order of the requests.
+
+        Where one call is made at a time, it is made in this thread, as `one` makes it. Not below a running event loop:
+        there a model that runs a loop of its own works in another thread only. The limit is public; the number of
+        requests may not be, so it decides nothing.
+        """
         gate = self._blocking_gate()
+        if self._limit == 1 and gate is self._here().gate:
+            return [self._through(gate, request) for request in requests]
         futures = [self._here().threads.submit(self._through, gate, request) for request in requests]
         try:
             return [future.result() for future in futures]
@@ -97,6 +104,8 @@ class Gate:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def __enter__(self) -> None:
+        if self._takes(None):  # an event costs more than a free place
+            return
         woken = threading.Event()
 
         def wake() -> bool:
@@ -138,13 +147,14 @@ class Gate:
     ) -> None:
         self._leave()
 
-    def _takes(self, wake: Callable[[], bool]) -> bool:
-        """Takes a free place, or queues."""
+    def _takes(self, wake: Callable[[], bool] | None) -> bool:
+        """Takes a free place, or queues if there is somebody to wake."""
         with self._lock:
             if self._free:
                 self._free -= 1
                 return True
-            self._waiting.append(wake)
+            if wake is not None:
+                self._waiting.append(wake)
             return False
 
     def _leave(self) -> None:

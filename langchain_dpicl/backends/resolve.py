@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends._preflight import DECISION_MODELS
 from langchain_dpicl.backends._probe import NoLogprobsError
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import unwrap
@@ -94,6 +94,33 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
         "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
         f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"
     )
+
+
+def as_text_backend(llm: Any) -> TextBackend:
+    """Returns the engine behind `llm`, for answers in its own words.
+
+    Args:
+      llm: an engine that completes text (taken as it is), a model or object that carries one as `backend`, or a
+        LangChain chat or completion model, bound or not (adapted by `TextVoteBackend`, which probes it).
+
+    Raises:
+      CapabilityError: `llm` is none of these.
+      ModelCallError: the model could not be reached.
+      UnsilencableModelError: it is a LangChain model that cannot be called in silence.
+    """
+    _refuse_what_is_no_instance(llm)
+    for engine in (llm, _carried(llm)):
+        if isinstance(engine, TextBackend):
+            return engine
+    if _kind(llm) in {"chat", "completion"}:
+        return TextVoteBackend(llm)
+    name = type(unwrap(llm)[0]).__name__
+    if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
+        raise CapabilityError(
+            f"{name} chooses among given labels (DPVotingRunnable takes it) and cannot write text; take a chat or "
+            "completion model, or the embedded model"
+        )
+    raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
 
 
 def _refuse_what_is_no_instance(llm: Any) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
+from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
@@ -59,9 +60,11 @@ class SilentModel:
         abstains (fault "content"), and a public one raises UnsilencableModelError.
     """
 
-    def __init__(self, model: Any, bound: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, bound: Mapping[str, Any], *, takes: tuple[Kind, tuple[str, str]] | None = None
+    ) -> None:
         self._model = model
-        self._kind, self._doors = kind_and_doors(model)
+        self._kind, self._doors = takes or kind_and_doors(model)
         self._way = Way(model)
         self._bound = dict(bound)
         self._limiter = getattr(model, "rate_limiter", None)
@@ -134,7 +137,8 @@ class SilentModel:
         outcome: Reply | None = None
         try:
             try:
-                with tracing_context(enabled=False), watching(call, _probe_text(request)):
+                _trace_nothing()
+                with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         self._limiter.acquire(blocking=True)
                     outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
@@ -155,7 +159,8 @@ class SilentModel:
         stop: type[BaseException] = KeyboardInterrupt
         try:
             try:
-                with tracing_context(enabled=False), watching(call, _probe_text(request)):
+                _trace_nothing()
+                with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
                     outcome = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
@@ -222,8 +227,25 @@ def quietly(action: Callable[[], T]) -> T | None:
 
 def _withheld(action: Callable[[], T]) -> T:
     begin(withholds=True)
+    _trace_nothing()
+    return action()
+
+
+def _untraced() -> dict[contextvars.ContextVar[Any], Any]:
     with tracing_context(enabled=False):
-        return action()
+        values = dict(contextvars.copy_context())
+    empty = contextvars.Context()
+    return {variable: value for variable, value in values.items() if empty.run(variable.get, None) is not value}
+
+
+_UNTRACED = contextvars.Context().run(_untraced)
+"""What `tracing_context` changes in an empty context; to enter and leave it costs as much as a silent call."""
+
+
+def _trace_nothing() -> None:
+    """Turns tracing off for the rest of the current context, which is that of one silent call."""
+    for variable, value in _UNTRACED.items():
+        variable.set(value)
 
 
 def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
@@ -292,7 +314,7 @@ def _probe_text(request: Request) -> str:
 
 def _reply(request: Request, result: Any) -> Reply:
     """Boxes the first generation of a ChatResult or LLMResult, or a decision model's response."""
-    if hasattr(result, "answers"):
+    if not isinstance(result, ChatResult | LLMResult) and hasattr(result, "answers"):
         decided = Answer(text="", logprobs=None, finish_reason=None, refused=False, decision=result)
         return Reply(Hidden(decided), fault=None if request.is_readable(decided) else "unreadable")
     first = result.generations[0]

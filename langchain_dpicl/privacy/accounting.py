@@ -258,11 +258,13 @@ def calibrate(
     adjacency: Adjacency,
     low: float = 1e-3,
     high: float = 1e5,
+    is_rough: bool = False,
 ) -> float:
     """Finds the smallest parameter whose event costs at most `epsilon`, rounded up.
 
     Formal guarantees:
-      - `epsilon_upper_bound(event_at(x), ...) <= epsilon` for the returned x: checked on the fine grid at the end.
+      - The event of the returned x costs at most `epsilon`: checked on the fine grid at the end, or, if `is_rough`, on
+        the coarse one, whose prices are upper bounds too.
 
     Args:
       event_at: from a public parameter (usually a noise multiplier) to an event that costs less when it grows.
@@ -271,9 +273,10 @@ def calibrate(
       adjacency: "add_remove" or "replace_one".
       low: least parameter to consider, > 0.
       high: largest parameter to consider.
+      is_rough: whether a comparison of many designs asks: several times faster, and a few percent above the smallest.
 
     Returns:
-      The parameter, within 0.02 % of the smallest that fits.
+      The parameter, within 0.02 % of the smallest that fits unless `is_rough`.
 
     Raises:
       ConfigurationError: even `high` costs more than `epsilon`, or an argument is out of range.
@@ -294,6 +297,8 @@ def calibrate(
     guess = too_small if enough is None else enough
     if too_small is not None and enough is not None:
         _, guess = _search.narrow(rough, epsilon, (too_small, enough), tolerance=0.02)
+    if is_rough and guess is not None and enough is not None:
+        return guess
     too_small, enough = _search.around(exact, epsilon, float(guess or low), low=low, high=high)
     if enough is None:
         raise ConfigurationError(

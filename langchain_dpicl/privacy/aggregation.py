@@ -25,7 +25,7 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.bounded import BoundedSum, Closed, Floats, Sensitivity
+from langchain_dpicl.privacy.bounded import GRID, BoundedSum, Closed, Floats, Sensitivity
 
 __all__ = [
     "AGGREGATIONS",
@@ -33,13 +33,14 @@ __all__ = [
     "Aggregation",
     "BoundedSum",
     "ClippedLogitMean",
+    "KeywordSum",
     "MaxNormalizedSum",
     "ProbabilitySum",
     "Sensitivity",
+    "UnitVectorSum",
     "VoteSum",
 ]
 
-_GRID = 2.0**32
 MAX_WIDTH = 2**20
 """Most columns a row may have: 2^20 coordinates of 32 binary digits still add exactly in float64."""
 
@@ -70,7 +71,7 @@ def _non_negative(matrix: Floats) -> Floats:
 
 
 class _RowSum(Closed):
-    """The shared walk: clean each row by itself, then add. Only the four classes below derive from it."""
+    """The shared walk: clean each row by itself, then add. Only the six classes below derive from it."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -141,10 +142,10 @@ class ProbabilitySum(_RowSum):
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows in the sub-simplex, on the grid."""
-        steps = np.floor(np.minimum(_non_negative(_matrix(rows, width)), 1.0) * _GRID)
+        steps = np.floor(np.minimum(_non_negative(_matrix(rows, width)), 1.0) * GRID)
         # Sums of whole steps are exact, so no summation order can move another row; flooring keeps the sum <= 1.
-        mass = np.maximum(steps.sum(axis=1, keepdims=True), _GRID)  # [n, 1]
-        bounded: Floats = np.floor(steps * _GRID / mass) / _GRID
+        mass = np.maximum(steps.sum(axis=1, keepdims=True), GRID)  # [n, 1]
+        bounded: Floats = np.floor(steps * GRID / mass) / GRID
         return bounded
 
 
@@ -198,7 +199,7 @@ class MaxNormalizedSum(_RowSum):
         """Returns rows in [0, 1]^d, on the grid."""
         weights = _non_negative(_matrix(rows, width))
         peak = weights.max(axis=1, keepdims=True)  # [n, 1]
-        bounded: Floats = np.floor(weights / np.where(peak > 0, peak, 1.0) * _GRID) / _GRID
+        bounded: Floats = np.floor(weights / np.where(peak > 0, peak, 1.0) * GRID) / GRID
         return bounded
 
 
@@ -260,8 +261,72 @@ class ClippedLogitMean(_RowSum):
         return {"name": self.name, "clip": self.clip, "num_slots": self.num_slots}
 
 
-Aggregation: TypeAlias = ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean
+@final
+@dataclass(frozen=True, slots=True)
+class UnitVectorSum(_RowSum):
+    """Sum of rows divided by their own L2 length, for instance of embeddings of answers.
+
+    A row is cut to a public number of digits below its largest coordinate, so that its length is that of whole
+    numbers and exact. A row of zeros, or with a NaN or an infinity anywhere, counts zero.
+
+    Formal guarantees:
+      - A row lies in the L2 unit ball exactly: rows of any finite size are divided, none overflows.
+      - A row that changes moves the sum by at most 2 in L2; one that appears or vanishes, by at most 1.
+      - No range bound is declared, so mechanisms that choose among coordinates refuse this sum.
+
+    Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models, embedding-space
+      aggregation (whose published code takes 1 where a row is replaced; opposite rows differ by 2);
+      docs/proofs/aggregation.md.
+    """
+
+    name: ClassVar[str] = "unit_vector_sum"
+
+    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
+        """Returns L2 2, or 1 for unit rows under add_remove; no range."""
+        return Sensitivity(l2=1.0 if _row_appears(row_shape, adjacency) else 2.0, range=None)
+
+    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
+        """Returns rows in the unit ball, on the grid."""
+        vectors = _matrix(rows, width)
+        vectors[~np.isfinite(vectors).all(axis=1)] = 0.0
+        exponent = np.frexp(np.abs(vectors).max(axis=1, keepdims=True))[1]  # [n, 1]: peak in [2^(e-1), 2^e)
+        digits = (62 - (width - 1).bit_length()) // 2  # squares of so many digits add up below 2^62
+        whole = np.trunc(np.ldexp(vectors, digits - exponent))
+        square = np.square(whole.astype(np.int64)).sum(axis=1, keepdims=True)  # [n, 1], exact in any order
+        # Rounded up by more than the conversion, the root and the quotient can round it down.
+        length = np.sqrt(np.maximum(square, 1).astype(np.float64)) * (1.0 + 2.0**-50)
+        bounded: Floats = np.trunc(whole / length * GRID) / GRID + 0.0
+        return bounded
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeywordSum(_RowSum):
+    """Counts, per public keyword, of the rows that hold it: an entry above zero counts one, anything else nothing.
+
+    Formal guarantees:
+      - The counts are whole numbers.
+      - A row that changes moves each count by at most 1 in either direction: a range of 2. One that appears or
+        vanishes moves all counts the same way by at most 1: a range of 1.
+      - No L2 bound (it would grow with the number of keywords), so the Gaussian mechanism refuses this sum.
+
+    Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models, keyword-space
+      aggregation; docs/proofs/aggregation.md.
+    """
+
+    name: ClassVar[str] = "keyword_sum"
+
+    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
+        """Returns range 2, or 1 for unit rows under add_remove; nothing in L2."""
+        return Sensitivity(l2=None, range=1.0 if _row_appears(row_shape, adjacency) else 2.0)
+
+    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
+        """Returns rows of zeros and ones."""
+        return (_matrix(rows, width) > 0).astype(np.float64)
+
+
+Aggregation: TypeAlias = ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean | UnitVectorSum | KeywordSum
 AGGREGATIONS: dict[str, type[Aggregation]] = {
-    cls.name: cls for cls in (ProbabilitySum, VoteSum, MaxNormalizedSum, ClippedLogitMean)
+    cls.name: cls for cls in (ProbabilitySum, VoteSum, MaxNormalizedSum, ClippedLogitMean, UnitVectorSum, KeywordSum)
 }
 """The closed list, by the name that reports show."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import fail
 
 MAX_NAME_LENGTH = 200
+
+Amount: TypeAlias = Fraction | int
+"""An exact amount; whole ones are kept as `int`, which adds and compares faster."""
 
 
 def exact(value: float) -> Fraction:
@@ -20,7 +23,7 @@ def exact(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-def round_down(value: Fraction) -> float:
+def round_down(value: Amount) -> float:
     """Returns the largest float whose decimal is not above `value`, up to one unit in the last place."""
     out = float(value)
     while exact(out) > value:
@@ -28,7 +31,7 @@ def round_down(value: Fraction) -> float:
     return out
 
 
-def round_up(value: Fraction) -> float:
+def round_up(value: Amount) -> float:
     """Returns the smallest float whose decimal is not below `value`, up to one unit in the last place."""
     out = float(value)
     while exact(out) < value:

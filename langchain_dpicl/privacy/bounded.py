@@ -18,6 +18,11 @@ from langchain_dpicl.privacy._validate import Adjacency, RowShape
 Floats: TypeAlias = npt.NDArray[np.float64]
 Norm: TypeAlias = Literal["l2", "range"]
 
+GRID = 2.0**32
+"""Steps per unit of the public grid on which votes, probabilities, weights and constants lie."""
+LARGEST = 2.0**20
+"""Coordinates up to this magnitude, on that grid, add and subtract exactly; up to 2^20 rows stay within it."""
+
 
 class Closed:
     """Base of the classes that can break the promise: nobody derives from a proved class."""
@@ -40,7 +45,8 @@ class Sensitivity(Closed):
 
     Attributes:
       l2: Euclidean length of the change.
-      range: largest minus smallest coordinate of the change (what a choice among the coordinates can feel).
+      range: length of an interval that holds 0 and every coordinate of the change: at least the largest minus the
+        smallest coordinate, which is what a choice among the coordinates, and among constants beside them, can feel.
     """
 
     l2: float | None
@@ -95,6 +101,28 @@ class BoundedSum(Closed):
             raise SensitivityError("BoundedSum: expected finite coordinates; build sums with `aggregation` only.")
         value.flags.writeable = False
         object.__setattr__(self, "value", value)
+
+    def with_constants(self, constants: tuple[float, ...]) -> BoundedSum:
+        """Returns the sum with public constants as further coordinates, for instance an "abstain" candidate.
+
+        Formal guarantees:
+          - The bound stays: a constant does not move, and 0 lies in the interval that `range` measures.
+
+        Args:
+          constants: public, multiples of 2^-32, at most 2^20 in magnitude. `ReleasePlan.bound` is the door: it rounds
+            and checks them, and refuses sums on another grid, from which differences would not be exact.
+
+        Raises:
+          SensitivityError: a constant off the grid, too large or not finite.
+
+        Source: docs/proofs/aggregation.md, section "Constants".
+        """
+        if not constants:
+            return self
+        added = np.asarray(constants, dtype=np.float64)  # [c]
+        if not (np.abs(added) <= LARGEST).all() or (added * GRID % 1.0 != 0).any():
+            raise SensitivityError("constants: expected multiples of 2^-32, at most 2^20 in magnitude.")
+        return BoundedSum(np.concatenate([self.value, added]), self.sensitivity, self.row_shape, self.adjacency)
 
     def __reduce__(self) -> NoReturn:
         raise PrivateAccessError("BoundedSum holds private data: it cannot be copied, pickled or sent elsewhere.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -20,9 +20,9 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SealedShareError,
 )
-from langchain_dpicl.privacy.amounts import exact, round_down, round_up
+from langchain_dpicl.privacy.amounts import Amount, exact, round_down, round_up
 from langchain_dpicl.privacy.ledger_state import BIND, RESERVE, SEAL, LedgerState, Slot, allowance, unit_cost
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 
 
@@ -62,12 +62,14 @@ class _Writer:
 
     view: LedgerTransaction
     state: LedgerState
+    is_ours: bool
     wrote: bool = False
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         self.wrote = True
         record = self.view.append(kind, body)
-        self.state.apply(record)
+        # A store of others may return anything; ours took the hash from these very members a moment ago.
+        self.state.apply(record, is_hashed=self.is_ours)
         return record
 
 
@@ -79,6 +81,7 @@ class Desk:
         self.header = header
         self.lock = threading.RLock()
         self._state = LedgerState(header)
+        self._agreed: dict[str, tuple[Component, Component]] = {}
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line.
@@ -87,7 +90,7 @@ class Desk:
           LedgerError: the ledger went back in time, was changed, or cannot be read.
         """
         with self.lock:
-            self._catch_up(self.store.records)
+            self._catch_up(self.store)
             return self._state
 
     @contextlib.contextmanager
@@ -97,8 +100,8 @@ class Desk:
             writer = None
             try:
                 with self.store.transaction() as view:
-                    self._catch_up(view.records)
-                    writer = _Writer(view, self._state)
+                    self._catch_up(view)
+                    writer = _Writer(view, self._state, is_ours=type(self.store) is InMemoryStore)
                     yield writer
             except BaseException:
                 # Whether lines that were written stand is the store's word: read it again from the start.
@@ -106,9 +109,12 @@ class Desk:
                     self._state = LedgerState(self.header)
                 raise
 
-    def _catch_up(self, read: Callable[[int], Sequence[LedgerRecord]]) -> None:
+    def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
         known = self._state
-        fresh = list(read(max(known.seq - 1, 0)))
+        head: Callable[[], tuple[int, str]] | None = getattr(source, "head", None)
+        if head is not None and head() == (known.seq, known.head):
+            return
+        fresh = list(source.records(max(known.seq - 1, 0)))
         if known.seq:
             # The last line known must still be there: a restored older copy would give budget back.
             if not fresh or fresh[0].hash != known.head:
@@ -130,7 +136,7 @@ class Desk:
             fresh = LedgerState(self.header)
             for record in self.store.records(0):
                 fresh.apply(record)
-            self._catch_up(self.store.records)
+            self._catch_up(self.store)
 
     def bind(self, declaration: Mapping[str, Any], attach: Callable[[str], object]) -> None:
         """Binds a data set: attaches the examples, then writes their declaration unless it stands already."""
@@ -163,7 +169,7 @@ class Desk:
             if sealed is None:
                 left = allowance(component, slot)
             else:
-                check_same_terms(component, sealed)
+                self._check_same_terms(component, sealed)
                 left = writer.state.left(component.name, slot)
             if cost > left:
                 raise _too_few(component, slot, cost, left)
@@ -171,6 +177,13 @@ class Desk:
                 self._seal(writer, terms)
             body = {"component": component.name, "template": slot[0], "label": slot[1]}
             return writer.append(RESERVE, {**body, "count": count, "amount": float(amount)}).seq
+
+    def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
+        """Is `check_same_terms`, once for two objects: neither ever changes."""
+        seen = self._agreed.get(wanted.name)
+        if seen is None or seen[0] is not wanted or seen[1] is not sealed:
+            check_same_terms(wanted, sealed)
+            self._agreed[wanted.name] = wanted, sealed
 
     def _seal(self, writer: _Writer, terms: ShareTerms) -> None:
         taken = [c.name for c in terms.components if c.name in writer.state.shares]
@@ -192,7 +205,7 @@ class Desk:
             writer.append(kind, {"reservation": reservation, "count": count})
 
 
-def exceeded(what: str, requested: float, remaining: Fraction, advice: str) -> PrivacyBudgetExceededError:
+def exceeded(what: str, requested: float, remaining: Amount, advice: str) -> PrivacyBudgetExceededError:
     """Returns the refusal of a request; the caller raises it."""
     left = round_down(remaining)
     msg = f"{what}: requested {requested:.9g}, remaining {left:.9g}. {advice}"
@@ -214,7 +227,7 @@ def check_same_terms(wanted: Component, sealed: Component) -> None:
         raise SealedShareError(msg)
 
 
-def _too_few(component: Component, slot: Slot, cost: Fraction, left: Fraction) -> PrivacyBudgetExceededError:
+def _too_few(component: Component, slot: Slot, cost: Amount, left: Amount) -> PrivacyBudgetExceededError:
     if component.kind == "tickets":
         what = (
             f"tickets {slot[0]!r}" + ("" if slot[1] is None else f" for label {slot[1]!r}") + f" of {component.name!r}"

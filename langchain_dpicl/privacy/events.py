@@ -232,6 +232,9 @@ def _decode(value: Any) -> Any:
     return value
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
 def canonical_json(data: Any) -> str:
     """Returns the one JSON text of a value: sorted keys, no spaces, no NaN (what hashes are taken of)."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return _CANONICAL.encode(data)

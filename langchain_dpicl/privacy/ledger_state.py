@@ -6,14 +6,14 @@ when a whole ledger is verified, so a line that breaks the rules is found wherev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
-from langchain_dpicl.privacy.amounts import exact
+from langchain_dpicl.privacy.amounts import Amount, exact
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord
 from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components
 
@@ -41,23 +41,23 @@ class _Open:
 
     component: str
     slot: Slot
-    unit: Fraction
+    unit: Amount
     unsettled: int
     refundable: bool
 
 
-def unit_cost(kind: Kind, amount: float) -> Fraction:
+def unit_cost(kind: Kind, amount: float) -> Amount:
     """Returns what one ticket takes: 1 of its count, mu^2 of a GDP pool, rho of a zCDP pool."""
     if kind == "tickets":
-        return Fraction(1)
+        return 1
     return exact(amount) ** 2 if kind == "gdp" else exact(amount)
 
 
-def allowance(component: Component, slot: Slot) -> Fraction:
+def allowance(component: Component, slot: Slot) -> Amount:
     """Returns what a slot holds before anything is reserved."""
     if component.limit is not None:
         return unit_cost(component.kind, component.limit)
-    return Fraction(component.ticket(*slot).max_count)
+    return component.ticket(*slot).max_count
 
 
 class LedgerState:
@@ -78,7 +78,8 @@ class LedgerState:
         self.bindings: dict[str, Mapping[str, Any]] = {}
         self.shares: dict[str, SealedShare] = {}
         self._sealed: list[SealedShare] = []
-        self._left: dict[tuple[str, Slot], Fraction] = {}
+        self._components: dict[str, Component] = {}
+        self._left: dict[tuple[str, Slot], Amount] = {}
         self._open: dict[int, _Open] = {}
 
     @property
@@ -94,44 +95,38 @@ class LedgerState:
             sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
         )
 
-    def left(self, component: str, slot: Slot) -> Fraction:
+    def left(self, component: str, slot: Slot) -> Amount:
         """Returns what a sealed component's slot still holds."""
         return self._left[component, slot]
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
-        share = self.shares.get(name)
-        return next((c for c in share.terms.components if c.name == name), None) if share is not None else None
+        return self._components.get(name)
 
-    def apply(self, record: LedgerRecord) -> None:
+    def apply(self, record: LedgerRecord, *, is_hashed: bool = False) -> None:
         """Takes in the next line.
+
+        Args:
+          record: the line.
+          is_hashed: whether its hash was computed just now from what it holds; then it is not computed again.
 
         Raises:
           LedgerError: the line is not the next of this chain, was changed, or breaks a rule. The state stays as
             it was.
         """
-        if (record.seq, record.prev, record.hash) != (self.seq + 1, self.head, record.computed_hash):
+        follows = record.seq == self.seq + 1 and record.prev == self.head
+        if not follows or not (is_hashed or record.hash == record.computed_hash):
             msg = f"ledger: line {self.seq + 1} does not follow from the lines before it. Restore an untouched copy."
             raise LedgerError(msg)
         fault = ""
         try:
-            self._rule(record.kind)(record)
+            self._RULES[record.kind](self, record)
         except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             fault = f"{type(error).__name__}: {error}"
         if fault:
             msg = f"ledger: line {record.seq} ({record.kind}) breaks the rules of this version ({fault})"
             raise LedgerError(msg)
         self.seq, self.head = record.seq, record.hash
-
-    def _rule(self, kind: str) -> Any:
-        rules = {
-            BIND: self._bind,
-            SEAL: self._seal,
-            RESERVE: self._reserve,
-            COMMIT: self._commit,
-            GIVE_BACK: self._give_back,
-        }
-        return rules[kind]
 
     def _bind(self, record: LedgerRecord) -> None:
         name = record.body["dataset_id"]
@@ -151,6 +146,7 @@ class LedgerState:
         share = SealedShare(terms, record.stamp)
         self._sealed.append(share)
         self.shares.update(dict.fromkeys(names, share))
+        self._components.update({component.name: component for component in terms.components})
         self._left.update(left)
 
     def _reserve(self, record: LedgerRecord) -> None:
@@ -167,9 +163,6 @@ class LedgerState:
         self._left[component.name, slot] = left
         self._open[record.seq] = _Open(component.name, slot, unit, count, refundable)
 
-    def _commit(self, record: LedgerRecord) -> None:
-        self._settle(record)
-
     def _give_back(self, record: LedgerRecord) -> None:
         entry = self._open[record.body["reservation"]]
         _require(entry.refundable, "a refundable ticket")
@@ -183,6 +176,14 @@ class LedgerState:
         if not entry.unsettled:
             del self._open[number]
         return count
+
+    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], object]]] = {
+        BIND: _bind,
+        SEAL: _seal,
+        RESERVE: _reserve,
+        COMMIT: _settle,
+        GIVE_BACK: _give_back,
+    }
 
 
 def slots(component: Component) -> Iterator[Slot]:

@@ -1,7 +1,7 @@
 """Noise on a bounded sum, and the event that says so. Knows no rows, no sampling and no epsilon.
 
-Three closed classes, each with a page in docs/proofs. A noise multiplier is the noise scale over the sensitivity in
-the mechanism's own norm; nobody multiplies by hand.
+Closed classes, each with a page in docs/proofs; `joint` holds one more. A noise multiplier is the noise scale over
+the sensitivity in the mechanism's own norm; nobody multiplies by hand.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 
 from langchain_dpicl.exceptions import SensitivityError
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
-from langchain_dpicl.privacy.bounded import BoundedSum, Closed, Floats, Norm
+from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Closed, Floats, Norm
 from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, PureEvent
-from langchain_dpicl.privacy.randomness import GaussianDraws, Noise, SecureRandom
+from langchain_dpicl.privacy.randomness import Coins, GaussianDraws, Noise, SecureRandom
 
 # Noise is rounded up by more than the roundings of scale and event together can take away.
 _ROUND_UP = 1.0 + 2.0**-50
 # A noisy vector is rounded to multiples of a power of two that is at most this share of the noise scale,
 _GRID_SHARE = 2.0**-16
-# but no finer than the grid of the sums, which are at most _LARGEST: then every multiple is a float.
-_FINEST_GRID = 2.0**-32
-_LARGEST = 2.0**20
+# but no finer than the grid of the sums, which are at most LARGEST: then every multiple is a float.
+_FINEST_GRID = 1.0 / GRID
 # Share of (grid + scale + noise) within which float arithmetic may misplace a draw: 256 units of 2^-52.
 _MARGIN = 2.0**-44
 
@@ -40,21 +39,23 @@ class Release:
       index: the chosen coordinate, or None.
       values: float64[d] noisy sum on a public grid, or None; free to post-process.
       event: what the accountant charges.
+      indices: the chosen coordinates in their released order, or None.
     """
 
     index: int | None
     values: Floats | None = field(repr=False)
     event: Event
+    indices: tuple[int, ...] | None = None
 
 
 class _Noise(Closed):
-    """What the three mechanisms share: validation, scale, and scores that lose no digit to rounding."""
+    """What the mechanisms share: validation and scale."""
 
     __slots__ = ()
     noise_multiplier: float
     name: ClassVar[str]
     norm: ClassVar[Norm]
-    kind: ClassVar[Noise]
+    kind: ClassVar[Noise | Coins]
 
     def __post_init__(self) -> None:
         checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
@@ -105,14 +106,14 @@ def _rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> 
     """Returns float64[d]: value + scale * ideal draw, rounded to the nearest multiple of `step` as in real arithmetic.
 
     Floats decide where they are certain; a sum within their error of the middle between two multiples is settled with
-    rationals and fresh coins. Needs |value| <= _LARGEST.
+    rationals and fresh coins. Needs |value| <= LARGEST.
     """
     whole = np.rint(value / step)
     rest = value - whole * step  # [d], exact, at most half a step
     cells = (rest + scale * draws.values) / step
     nearest = np.rint(cells)
     doubt = _MARGIN * (1.0 + scale / step * (1.0 + np.abs(draws.values)))  # [d], in steps
-    for i in np.flatnonzero(0.5 - np.abs(cells - nearest) <= doubt):
+    for i in (0.5 - np.abs(cells - nearest) <= doubt).nonzero()[0]:
         lower = math.floor(cells[i])
         middle = Fraction(lower + 0.5) * Fraction(step) - Fraction(float(rest[i]))
         nearest[i] = lower if draws.is_below(int(i), middle / Fraction(scale)) else lower + 1
@@ -132,7 +133,8 @@ class GaussianMechanism(_Noise):
       - The event is `GaussianEvent(noise_multiplier)`.
       - Coordinates beyond 2^20 in magnitude, which no sum of up to 2^20 rows has, are cut to it before the noise.
 
-    The curator still lets indices out only: vectors for users ask for a discrete sampler.
+    The released law is discrete, on a public grid, and a post-processing of the continuous mechanism: its event, also
+    subsampled, is exact for a vector that leaves as a whole. Why not the discrete Gaussian: docs/proofs/gaussian.md.
 
     Args:
       noise_multiplier: standard deviation of the noise over the L2 sensitivity, in [1e-9, 1e12].
@@ -149,7 +151,7 @@ class GaussianMechanism(_Noise):
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
     norm: ClassVar[Norm] = "l2"
-    kind: ClassVar[Noise] = "gaussian"
+    kind: ClassVar[Noise | Coins] = "gaussian"
     releases: ClassVar[Literal["vector", "index"]] = "vector"
 
     @property
@@ -168,7 +170,7 @@ class GaussianMechanism(_Noise):
           SensitivityError: `total` carries no L2 bound.
         """
         scale = self._scale(total)
-        bounded = np.clip(total.value, -_LARGEST, _LARGEST)  # moves no two sums apart
+        bounded = np.minimum(np.maximum(total.value, -LARGEST), LARGEST)  # moves no two sums apart
         values = _rounded(bounded, rng.gaussian_draws(total.value.size), scale, _grid_step(scale))  # [d]
         return Release(index=None, values=values, event=self.event)
 
@@ -194,7 +196,7 @@ class GumbelMechanism(_NoisyMax):
     noise_multiplier: float
     name: ClassVar[str] = "gumbel"
     norm: ClassVar[Norm] = "range"
-    kind: ClassVar[Noise] = "gumbel"
+    kind: ClassVar[Noise | Coins] = "gumbel"
     releases: ClassVar[Literal["vector", "index"]] = "index"
 
     @property
@@ -236,7 +238,7 @@ class PermuteAndFlipMechanism(_NoisyMax):
     noise_multiplier: float
     name: ClassVar[str] = "permute_and_flip"
     norm: ClassVar[Norm] = "range"
-    kind: ClassVar[Noise] = "exponential"
+    kind: ClassVar[Noise | Coins] = "exponential"
     releases: ClassVar[Literal["vector", "index"]] = "index"
 
     @property

@@ -9,23 +9,33 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
+
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int
-from langchain_dpicl.privacy.aggregation import ClippedLogitMean, MaxNormalizedSum, ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.bounded import Sensitivity
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
+from langchain_dpicl.privacy.aggregation import (
+    Aggregation,
+    KeywordSum,
+    MaxNormalizedSum,
+    ProbabilitySum,
+    VoteSum,
+)
+from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Sensitivity
 from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
+from langchain_dpicl.privacy.joint import JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
 
 Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots
-Aggregation: TypeAlias = ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean
-Mechanism: TypeAlias = GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism
+Mechanism: TypeAlias = GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism
+# Sums on the grid of the constants, with coordinates that a constant can be compared with.
+_TAKE_CONSTANTS = (VoteSum, ProbabilitySum, MaxNormalizedSum)
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
-    """How one index is released, again and again, from one pool of units.
+    """How one index, vector or sequence is released, again and again, from one pool of units.
 
     Formal guarantees:
       - `block_event(c)` bounds the privacy loss of `c` adaptive releases on one secret sample drawn by `sampler`.
@@ -37,6 +47,10 @@ class ReleasePlan:
       mechanism: adds the noise; holds the event.
       adjacency: the neighbouring relation all of it is stated under.
       redraw_every: releases per secret sample (c), public.
+      constants: public scores of further candidates, which no row moves ("abstain"); rounded to multiples of 2^-32.
+
+    Raises:
+      ConfigurationError: parts that do not fit together, or a constant that is not finite or beyond 2^20.
     """
 
     sampler: Sampler
@@ -44,6 +58,7 @@ class ReleasePlan:
     mechanism: Mechanism
     adjacency: Adjacency
     redraw_every: int = 1
+    constants: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
@@ -60,6 +75,20 @@ class ReleasePlan:
                 f"bounds, found {type(self.mechanism).__name__}."
             )
             raise ConfigurationError(msg)
+        if isinstance(self.mechanism, JointExponentialMechanism) and not isinstance(self.aggregation, KeywordSum):
+            advice = "Its exact sampler counts sequences by whole-number gaps; choose KeywordSum()."
+            raise fail("aggregation", "keyword_sum for joint_exponential", self.aggregation.name, advice)
+        object.__setattr__(self, "constants", self._checked_constants())
+
+    def _checked_constants(self) -> tuple[float, ...]:
+        """Returns the constants on their grid."""
+        if not isinstance(self.constants, (tuple, list)):
+            raise fail("constants", "a tuple of numbers", self.constants)
+        if self.constants and not isinstance(self.aggregation, _TAKE_CONSTANTS):
+            expected = "none beside " + self.aggregation.name
+            raise fail("constants", expected, self.constants, "Add constants to votes or probabilities only.")
+        checked = (check_real("constants", c, low=-LARGEST, high=LARGEST) for c in self.constants)
+        return tuple(round(c * GRID) / GRID for c in checked)
 
     @property
     def row_shape(self) -> RowShape:
@@ -71,9 +100,23 @@ class ReleasePlan:
         """The sensitivity of one aggregated sum."""
         return self.aggregation.sensitivity(row_shape=self.row_shape, adjacency=self.adjacency)
 
+    def bound(self, rows: npt.NDArray[Any], *, width: int) -> BoundedSum:
+        """Returns the bounded sum of private rows with the plan's constants behind it.
+
+        Args:
+          rows: real[n, width], one per slot or per included unit.
+          width: columns of a row, public; the sum has `len(constants)` coordinates more.
+
+        Raises:
+          ConfigurationError: see `ProbabilitySum.bound`.
+        """
+        total = self.aggregation.bound(rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
+        return total.with_constants(self.constants)
+
     def with_noise(self, noise_multiplier: float) -> ReleasePlan:
-        """Returns the same plan with another noise multiplier."""
-        return dataclasses.replace(self, mechanism=type(self.mechanism)(noise_multiplier=noise_multiplier))
+        """Returns the same plan with another noise multiplier; the mechanism keeps its other parameters."""
+        mechanism = dataclasses.replace(self.mechanism, noise_multiplier=noise_multiplier)
+        return dataclasses.replace(self, mechanism=mechanism)
 
     def block_event(self, length: int) -> Event:
         """Returns the event of `length` releases on one secret sample, composed inside and amplified once."""
@@ -106,4 +149,5 @@ class ReleasePlan:
             "adjacency": self.adjacency,
             "redraw_every": self.redraw_every,
             "sensitivity": dataclasses.asdict(self.sensitivity),
+            **({"constants": list(self.constants)} if self.constants else {}),
         }

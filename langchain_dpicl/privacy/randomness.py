@@ -8,8 +8,10 @@ with more coins. Derivations: docs/proofs/randomness.md.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
@@ -24,13 +26,14 @@ from langchain_dpicl.privacy.bounded import Floats
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Noise: TypeAlias = Literal["gumbel", "exponential", "gaussian"]
-Coins: TypeAlias = Literal["bernoulli", "integers", "permutation", "choice", "binomial"]
+Coins: TypeAlias = Literal["bernoulli", "integers", "permutation", "choice", "binomial", "weighted_choice"]
 # (fixed part, part per draw) of what a release may add to delta; proved in docs/proofs/randomness.md, section 4.
 _DELTAS: Final[dict[str, tuple[float, float]]] = {
     "gumbel": (2.0**-41, 2.0**-62),
     "exponential": (2.0**-41, 2.0**-62),
     "gaussian": (0.0, 2.0**-130),
     "binomial": (0.0, 2.0**-90),
+    "weighted_choice": (0.0, 2.0**-90),
 }
 
 _ONE_BITS: Final = np.uint64(0x3FF0000000000000)  # the bits of 1.0: or-ed with 52 mantissa bits, a float in [1, 2)
@@ -38,8 +41,9 @@ _FIELD: Final = np.uint64(0x7FF)  # 11 exponent coins per word
 _SIGN: Final = np.uint64(0x800)  # one sign coin per word
 # 2^-(2 + number of leading zeros among 11 coins); all-zero fields are settled with more coins.
 _BINADE: Final = np.ldexp(0.25, np.array([0, *(k.bit_length() - 11 for k in range(1, 2048))]))
-_DECIMALS: Final = Context(prec=60, Emin=MIN_EMIN, Emax=MAX_EMAX)
-_BINOMIAL_BYTES: Final = 24
+DECIMALS: Final = Context(prec=60, Emin=MIN_EMIN, Emax=MAX_EMAX)
+"""The arithmetic of `binomial`, and of the weights for `weighted_choice`."""
+_LEVEL_BYTES: Final = 24
 _MORE_DECIMALS: Final = Context(prec=160, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _MORE_BYTES: Final = 24  # what continues an inspected uniform: 192 coins after its 53 digits
 _SQRT_2_PI: Final = Decimal(
@@ -102,8 +106,9 @@ class SecureRandom:
 
     Formal guarantees:
       - No state: two calls never share entropy, in one process or across forks, copies and pickles.
-      - For ideal coins `uniform` is an ideal uniform rounded down to float64; `bernoulli`, `integers`, `permutation`
-        and `choice_without_replacement` are exact; `binomial` is within 2^-140 of exact in total variation.
+      - For ideal coins `uniform` is an ideal uniform rounded down to float64; `bernoulli`, `integers`, `permutation`,
+        `choice_without_replacement` and `integer_below` are exact; `binomial` and `weighted_choice` are within 2^-140
+        of exact in total variation.
       - An index chosen as the argmax of scores plus n noise draws keeps every (epsilon, delta) of the ideal one with
         epsilon <= 32, at delta + `implementation_delta(kind, n)`.
       - `gaussian_draws` let a mechanism round a noisy vector to a grid as real arithmetic would: whatever is made of
@@ -131,7 +136,7 @@ class SecureRandom:
         mantissa: Floats = ((words >> np.uint64(12)) | _ONE_BITS).view(np.float64)  # [n], uniform on [1, 2)
         fields = words & _FIELD
         binade: Floats = _BINADE[fields]
-        open_draws, depth = np.flatnonzero(fields == 0), 1.0
+        open_draws, depth = (fields == 0).nonzero()[0], 1.0
         while open_draws.size:  # once in 2048 draws: the tail goes on below, 11 binades at a time
             depth *= 2.0**-11
             fields = self._words(open_draws.size) & _FIELD
@@ -196,6 +201,30 @@ class SecureRandom:
             chosen = stream[np.sort(np.unique(stream, return_index=True)[1])]
         return chosen
 
+    def integer_below(self, high: int) -> int:
+        """Returns an integer, uniform on 0 .. high - 1 without bias, however large `high` is."""
+        check_int("high", high, low=1)
+        bits = (high - 1).bit_length()
+        num_bytes = (bits + 7) // 8
+        while True:  # ends at once with probability above 1/2
+            drawn = int.from_bytes(self.entropy(num_bytes), "big") >> (8 * num_bytes - bits)
+            if drawn < high:
+                return drawn
+
+    def _level(self) -> Decimal:
+        """Returns a uniform multiple of 2^-192 in [0, 1), to 60 digits."""
+        coins = int.from_bytes(self.entropy(_LEVEL_BYTES), "big")
+        return DECIMALS.divide(Decimal(coins), Decimal(2 ** (8 * _LEVEL_BYTES)))
+
+    def weighted_choice(self, weights: Sequence[Decimal]) -> int:
+        """Returns i with probability weights[i] / sum(weights); weights are >= 0, and not all zero.
+
+        Inversion of the CDF in 60-digit arithmetic against 192 coins, as `binomial`. For up to 2^22 weights.
+        """
+        ctx = DECIMALS
+        cumulative = list(itertools.accumulate(weights, ctx.add))
+        return bisect.bisect_right(cumulative, ctx.multiply(self._level(), cumulative[-1]))
+
     def binomial(self, n: int, p: float) -> int:
         """Returns the number of successes among n coins of probability p; cost grows with the result, not with n.
 
@@ -203,10 +232,7 @@ class SecureRandom:
         """
         if p >= 1.0 or n == 0:
             return n
-        ctx = _DECIMALS
-        level = ctx.divide(
-            Decimal(int.from_bytes(self.entropy(_BINOMIAL_BYTES), "big")), Decimal(2 ** (8 * _BINOMIAL_BYTES))
-        )
+        ctx, level = DECIMALS, self._level()
         miss = ctx.subtract(Decimal(1), Decimal(p))
         odds = ctx.divide(Decimal(p), miss)
         mass = cumulative = ctx.power(miss, n)  # P[0 successes]
@@ -227,7 +253,8 @@ class SecureRandom:
         assumed.
 
         Args:
-          kind: "gumbel", "exponential", "gaussian", "bernoulli", "integers", "permutation", "choice" or "binomial".
+          kind: "gumbel", "exponential", "gaussian", "bernoulli", "integers", "permutation", "choice", "binomial"
+            or "weighted_choice".
           n: number of draws, public.
 
         Raises:

@@ -71,6 +71,11 @@ class Reservation(Uncopyable):
         self._uncommitted = 0
 
     @property
+    def entry(self) -> int:
+        """Number of the reservation's line in the ledger; public."""
+        return self._number
+
+    @property
     def unburnt(self) -> int:
         """Tickets that may still burn."""
         return self._unburnt

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
@@ -24,13 +26,20 @@ from langchain_dpicl.privacy.events import canonical_json
 
 LEDGER_FORMAT = 1
 
+_parsed = json.JSONDecoder().raw_decode
 
-def _digest(data: Any) -> str:
-    return hashlib.sha256(canonical_json(data).encode("utf-8")).hexdigest()
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return _stamp_of(int(time.time()))
+
+
+@functools.lru_cache(maxsize=1)
+def _stamp_of(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class LedgerHeader:
     @property
     def digest(self) -> str:
         """SHA-256 of the header, hex."""
-        return _digest(self.to_dict())
+        return _digest(canonical_json(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
@@ -111,7 +120,7 @@ class LedgerRecord:
     @property
     def computed_hash(self) -> str:
         """The hash that the content asks for; differs from `hash` if the line was changed."""
-        return _digest({"seq": self.seq, "prev": self.prev, "kind": self.kind, "body": self.body, "stamp": self.stamp})
+        return _chained(self.seq, self.prev, self.kind, canonical_json(self.body), self.stamp)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
@@ -138,9 +147,37 @@ def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
 
 def next_record(seq: int, head: str, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
     """Returns the line that follows line `seq` with hash `head`; stores use it to append."""
-    plain = json.loads(canonical_json(body))
-    draft = LedgerRecord(seq=seq + 1, prev=head, kind=kind, body=plain, stamp=_now(), hash="")
-    return dataclasses.replace(draft, hash=draft.computed_hash)
+    return _Line.after(seq, head, kind, canonical_json(body)).record(seq + 1, head)
+
+
+def _chained(seq: int, prev: str, kind: str, body: str, stamp: str) -> str:
+    """Returns the digest of the canonical JSON of a line, whose body is given as such: all its members, sorted."""
+    text = canonical_json
+    number = seq if type(seq) is int else text(seq)  # only a line from elsewhere can have another
+    return _digest(f'{{"body":{body},"kind":{text(kind)},"prev":{text(prev)},"seq":{number},"stamp":{text(stamp)}}}')
+
+
+class _Line(NamedTuple):
+    """A line as kept in memory. Its body is text, so that no reader of a record can change the ledger.
+
+    Its number is its place, and `prev` is the hash of the line before it: a line moved elsewhere no longer fits its
+    own hash.
+    """
+
+    kind: str
+    body: str
+    stamp: str
+    hash: str
+
+    @classmethod
+    def after(cls, seq: int, head: str, kind: str, body: str) -> _Line:
+        """Returns the line that follows line `seq` with hash `head`."""
+        stamp = _now()
+        return cls(kind, body, stamp, _chained(seq + 1, head, kind, body, stamp))
+
+    def record(self, seq: int, prev: str) -> LedgerRecord:
+        """Returns the line as record number `seq`, with a body of its own."""
+        return LedgerRecord(seq, prev, self.kind, _parsed(self.body)[0], self.stamp, self.hash)
 
 
 class LedgerTransaction(Protocol):
@@ -156,6 +193,9 @@ class LedgerTransaction(Protocol):
 @runtime_checkable
 class LedgerStore(Protocol):
     """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
+
+    A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
+    the header's digest where there is none): then nothing is read where nothing was written.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.
@@ -208,7 +248,7 @@ class InMemoryStore:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._header: LedgerHeader | None = None
-        self._lines: list[LedgerRecord] = []
+        self._lines: list[_Line] = []
         self._view: _View | None = None
         self._pid = os.getpid()
 
@@ -229,7 +269,13 @@ class InMemoryStore:
         """Returns every committed line with `seq > after`."""
         self._check_process()
         with self._lock:
-            return tuple(_copy(line) for line in self._lines[after:])
+            return _records(self._header, self._lines, after)
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, or 0 and the header's digest."""
+        self._check_process()
+        with self._lock:
+            return _head(self._header, self._lines)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[LedgerTransaction]:
@@ -272,26 +318,44 @@ class InMemoryStore:
 class _View:
     """One transaction of an `InMemoryStore`."""
 
-    def __init__(self, header: LedgerHeader, lines: list[LedgerRecord]) -> None:
+    def __init__(self, header: LedgerHeader, lines: list[_Line]) -> None:
         self._header = header
         self._lines = lines
         self.alive = True
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
         self._check_alive()
-        return tuple(_copy(line) for line in self._lines[after:])
+        return _records(self._header, self._lines, after)
+
+    def head(self) -> tuple[int, str]:
+        self._check_alive()
+        return _head(self._header, self._lines)
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         self._check_alive()
-        head = self._lines[-1].hash if self._lines else self._header.digest
-        self._lines.append(next_record(len(self._lines), head, kind, body))
-        return _copy(self._lines[-1])
+        lines = self._lines
+        text, (_, head) = canonical_json(body), _head(self._header, lines)
+        # Queries reserve the same again and again: a text is then kept once.
+        text = next((line.body for line in lines[-2:] if line.body == text), text)
+        lines.append(_Line.after(len(lines), head, kind, text))
+        return lines[-1].record(len(lines), head)
 
     def _check_alive(self) -> None:
         if not self.alive:
             raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")
 
 
-def _copy(line: LedgerRecord) -> LedgerRecord:
-    """Returns the line with a body of its own, so that no reader can change the ledger."""
-    return dataclasses.replace(line, body=json.loads(canonical_json(line.body)))
+def _records(header: LedgerHeader | None, lines: list[_Line], after: int) -> tuple[LedgerRecord, ...]:
+    """Returns the lines with `seq > after` as records, each a copy that its reader owns."""
+    _, prev = _head(header, lines[after - 1 : after] if after else [])
+    out = []
+    for seq, line in enumerate(lines[after:], start=after + 1):
+        out.append(line.record(seq, prev))
+        prev = line.hash
+    return tuple(out)
+
+
+def _head(header: LedgerHeader | None, lines: list[_Line]) -> tuple[int, str]:
+    if lines:
+        return len(lines), lines[-1].hash
+    return 0, "" if header is None else header.digest

@@ -8,6 +8,7 @@ import json
 import math
 import random
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -48,6 +49,11 @@ def permute_and_flip(scores, scale):
 class MechanismContract(ABC):
     """Subclass, implement the factories, collect with pytest."""
 
+    narrowest = 1
+    """The fewest candidates it takes."""
+    further_parameters: ClassVar[dict[str, object]] = {}
+    """What it is made of besides its noise multiplier."""
+
     @abstractmethod
     def make(self, noise_multiplier: float):
         """Returns the mechanism."""
@@ -56,14 +62,10 @@ class MechanismContract(ABC):
     def expected_event(self, noise_multiplier: float):
         """Returns the event the proof page gives."""
 
-    @abstractmethod
-    def scale(self, noise_multiplier: float, sensitivity: Sensitivity) -> float:
-        """Returns the noise scale the proof page gives."""
-
     def apply(self, total, rng, noise_multiplier=1.0):
         """Returns what left, as one comparable value."""
         out = self.make(noise_multiplier).release(total, rng=rng)
-        return out.index if out.values is None else tuple(out.values)
+        return out.indices or (out.index if out.values is None else tuple(out.values))
 
     @pytest.mark.parametrize("noise_multiplier", [0.25, 1.0, 7.5])
     def test_the_event_is_the_proved_price_of_the_noise_multiplier(self, noise_multiplier):
@@ -74,14 +76,17 @@ class MechanismContract(ABC):
 
     def test_only_the_declared_kind_of_output_leaves(self):
         out = self.make(1.0).release(bounded([1.0, 2.0, 3.0]), rng=SYSTEM_RANDOM)
-        if self.make(1.0).releases == "index":
-            assert out.values is None
-            assert type(out.index) is int
-            assert 0 <= out.index < 3
+        kinds = {"index": out.index, "vector": out.values, "indices": out.indices}
+        released = kinds.pop(self.make(1.0).releases)
+        assert list(kinds.values()) == [None, None]
+        if self.make(1.0).releases == "vector":
+            assert released.shape == (3,)
+            assert released.dtype == np.float64
         else:
-            assert out.index is None
-            assert out.values.shape == (3,)
-            assert out.values.dtype == np.float64
+            several = released if isinstance(released, tuple) else (released,)
+            assert {type(index) for index in several} == {int}
+            assert set(several) <= {0, 1, 2}
+            assert len(set(several)) == len(several)
         assert "values" not in repr(out)
 
     def test_a_sum_without_the_norm_is_refused_before_any_noise_is_drawn(self):
@@ -97,16 +102,12 @@ class MechanismContract(ABC):
         with pytest.raises(SensitivityError, match="finite"):
             self.make(1.0).release(total, rng=SYSTEM_RANDOM)
 
-    def test_noise_is_drawn_once_with_one_draw_per_coordinate(self):
-        rng = FixedNoise()
-        self.make(1.0).release(bounded(np.zeros(11)), rng=rng)
-        assert rng.asked == [(self.make(1.0).kind, 11)]
-
     def test_entropy_is_drawn_afresh_for_equal_queries(self):
-        rng = CountingRandom()
+        rng, paid = CountingRandom(), [0]
         for _ in range(5):
             self.make(1.0).release(bounded(np.zeros(16)), rng=rng)
-        assert rng.num_bytes >= 5 * 16 * 8
+            paid.append(rng.num_bytes)
+        assert min(np.diff(paid)) >= 16
 
     def test_equal_queries_give_different_answers_whatever_others_seed(self):
         answers = set()
@@ -116,6 +117,46 @@ class MechanismContract(ABC):
             answers.add(self.apply(bounded(np.zeros(1000)), SYSTEM_RANDOM))
         # 64 uniform choices among 1000 hold fewer than 30 distinct ones with probability below 1e-30.
         assert len(answers) >= 30
+
+    @pytest.mark.parametrize("bad", [0.0, -1.0, 1e-10, 1e13, float("nan"), float("inf"), True, "1", None])
+    def test_a_noise_multiplier_out_of_range_is_refused(self, bad):
+        with pytest.raises(ConfigurationError, match="noise_multiplier"):
+            self.make(bad)
+
+    def test_the_implementation_delta_is_small_and_grows_with_the_width(self):
+        deltas = [self.make(1.0).implementation_delta(d) for d in (self.narrowest, 100, 50_000)]
+        assert deltas == sorted(deltas)
+        assert 0 < deltas[0] <= deltas[-1] < 1e-11
+        with pytest.raises(ConfigurationError, match="d:"):
+            self.make(1.0).implementation_delta(0)
+
+    def test_the_class_is_closed_frozen_and_describes_itself_in_public_terms(self):
+        made = self.make(2.5)
+        assert made.to_dict() == {"name": made.name, "noise_multiplier": 2.5} | self.further_parameters
+        assert json.loads(json.dumps(made.to_dict())) == made.to_dict()
+        assert made == self.make(2.5)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            made.noise_multiplier = 0.001
+        with pytest.raises(TypeError, match="docs/proofs"):
+            type("Derived", (type(made),), {})
+
+
+class NoiseContract(MechanismContract):
+    """For mechanisms that add one draw of noise to each coordinate."""
+
+    @abstractmethod
+    def scale(self, noise_multiplier: float, sensitivity: Sensitivity) -> float:
+        """Returns the noise scale the proof page gives."""
+
+    def test_noise_is_drawn_once_with_one_draw_per_coordinate(self):
+        rng = FixedNoise()
+        self.make(1.0).release(bounded(np.zeros(11)), rng=rng)
+        assert rng.asked == [(self.make(1.0).kind, 11)]
+
+    def test_every_coordinate_pays_for_its_own_entropy(self):
+        rng = CountingRandom()
+        self.make(1.0).release(bounded(np.zeros(16)), rng=rng)
+        assert rng.num_bytes >= 16 * 8
 
     def test_the_noise_scale_is_the_multiplier_times_the_sensitivity_in_its_own_norm(self):
         """The index flips exactly where the proved scale says; large noise, as vectors are rounded to a grid."""
@@ -146,25 +187,3 @@ class MechanismContract(ABC):
             noise[place] = 50.0
             out = self.make(1.0).release(bounded(np.zeros(4)), rng=FixedNoise(noise))
             assert (out.index if out.values is None else int(np.argmax(out.values))) == place
-
-    @pytest.mark.parametrize("bad", [0.0, -1.0, 1e-10, 1e13, float("nan"), float("inf"), True, "1", None])
-    def test_a_noise_multiplier_out_of_range_is_refused(self, bad):
-        with pytest.raises(ConfigurationError, match="noise_multiplier"):
-            self.make(bad)
-
-    def test_the_implementation_delta_is_small_and_grows_with_the_width(self):
-        deltas = [self.make(1.0).implementation_delta(d) for d in (1, 100, 50_000)]
-        assert deltas == sorted(deltas)
-        assert 0 < deltas[0] <= deltas[-1] < 1e-11
-        with pytest.raises(ConfigurationError, match="d:"):
-            self.make(1.0).implementation_delta(0)
-
-    def test_the_class_is_closed_frozen_and_describes_itself_in_public_terms(self):
-        made = self.make(2.5)
-        assert made.to_dict() == {"name": made.name, "noise_multiplier": 2.5}
-        assert json.loads(json.dumps(made.to_dict())) == made.to_dict()
-        assert made == self.make(2.5)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            made.noise_multiplier = 0.001
-        with pytest.raises(TypeError, match="docs/proofs"):
-            type("Derived", (type(made),), {})

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableLambda
@@ -94,6 +95,17 @@ class LoggingChat(LeakyChat):
         result = super()._generate(messages, *args, **kwargs)
         logging.getLogger("some.sdk").debug("request %s response %s", messages, result)
         return result
+
+
+class LeakyEmbeddings(DeterministicFakeEmbedding):
+    """Embeddings that log and warn of what they embed."""
+
+    size: int = 4
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        logging.getLogger("some.sdk").debug("request %s", texts)
+        warnings.warn(f"unexpected value: {texts}", UserWarning, stacklevel=2)
+        return super().embed_documents(texts)
 
 
 class BusyInsideChat(LeakyChat):

@@ -12,7 +12,9 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 
+from langchain_dpicl.backends.answer_rows import AnswerRows
 from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
@@ -20,7 +22,7 @@ from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from tests.leaks.models import RECORDS
+from tests.leaks.models import RECORDS, LeakyEmbeddings
 from tests.leaks.scene import ENTRIES, Scene
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -174,6 +176,28 @@ def _chooser(scene: Scene, backend: Any) -> Runnable[Any, Any]:
     return RunnableLambda(vote, avote)
 
 
+def answer_rows(scene: Scene) -> Runnable[Any, Any]:
+    """Answers in the model's own words, embedded; only the shape of the rows goes on."""
+    backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
+    embeddings = SilentEmbeddings(LeakyEmbeddings(), max_concurrency=2, retry=ONCE)
+    source = AnswerRows.embedded(backend, embeddings, max_tokens=4)
+    prompts = [record["text"] for record in RECORDS[:2]]
+
+    def answer(_: Any) -> str:
+        ask = source.ask(prompts)
+        rows = ask.run()
+        scene.objects += [source, embeddings, ask, rows]
+        return str(rows.take().shape)
+
+    async def aanswer(_: Any) -> str:
+        ask = source.ask(prompts)
+        rows = await ask.arun()
+        scene.objects += [source, embeddings, ask, rows]
+        return str(rows.take().shape)
+
+    return RunnableLambda(answer, aanswer)
+
+
 def _messages(text: str) -> list[Any]:
     return [HumanMessage(text)]
 
@@ -191,4 +215,5 @@ ROOMS = (
     Room("one call", ENTRIES, one_call, needs="text"),
     Room("text votes", ENTRIES, text_votes, needs="text"),
     Room("decisions", ENTRIES, decisions, needs="decisions"),
+    Room("answer rows", ENTRIES, answer_rows, needs="text"),
 )

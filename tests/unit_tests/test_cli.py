@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -17,6 +19,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import RowDesign, plan_generation
+from langchain_dpicl.query_planning import compare_queries, plan_queries, query_signal, recommended_design
 from langchain_dpicl.recommendation import compare, signal_of
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
@@ -219,6 +222,125 @@ class TestSignalOfAPlan:
             compare({None: 20}, epsilon=1.0, delta=1e-6)
         with pytest.raises(ConfigurationError, match="agreement"):
             compare({None: 500}, epsilon=1.0, delta=1e-6, agreement=1.5)
+
+
+class TestPlanOfAnswersToQueries:
+    TERMS = ("--max-queries", "100", "--epsilon", "1", "--delta", "1e-6")
+
+    def run(self, *more: str, size: str = "2000") -> int:
+        return main(["plan", "--method", "voting", *self.TERMS, "--public-size", size, *more])
+
+    def json(self, capsys: pytest.CaptureFixture[str], *more: str, size: str = "2000") -> dict[str, Any]:
+        assert self.run("--json", *more, size=size) == 0
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    def test_it_is_the_plan_of_the_recommended_rows(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def recommend(*given: Any, **terms: Any) -> RowDesign:
+            asked.append((given, terms))
+            return recommended_design(*given, **terms)
+
+        monkeypatch.setattr("langchain_dpicl.query_planning.recommended_design", recommend)
+        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
+        out = self.json(capsys, "--labels", "3", "--mechanism", "gaussian", "--no-compare")
+        ((given, found),) = asked
+        assert (given, found["labels"], found["mechanism"], found["max_queries"]) == ((2000,), 3, "gaussian", 100)
+        design = recommended_design(2000, labels=3, mechanism="gaussian", **terms)
+        plan = plan_queries(2000, width=3, mechanism="gaussian", design=design, **terms)
+        assert out["plan"] == {"labels": 3, **plan.to_dict()}
+        assert out["signal"] == {"one_shot_agreement": 0.6, **query_signal(plan, one_shot=0.6)}
+        assert "recommendation" not in out
+
+    def test_the_comparison_starts_from_what_is_asked_for(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = ["--rows", "slots", "--num-slots", "10", "--shots-per-slot", "4"]
+        out = self.json(capsys, "--labels", "3", *rows, "--abstain-below", "0.2", "--agreement", "0.7")
+        assert (out["plan"]["num_slots"], out["plan"]["constants"], out["plan"]["candidates"]) == (10, [2.0], 4)
+        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
+        base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
+        options = compare_queries(2000, base=base, abstain_below=0.2, agreement=0.7, **terms)
+        assert out["options"] == [option.to_dict() for option in options]
+        assert out["recommendation"] == out["options"][0]
+
+    def test_calls_tokens_and_money_are_those_of_all_queries(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tokens = ["--record-tokens", "50", "--query-tokens", "20", "--answer-tokens", "2", "--calls-per-row", "3"]
+        prices = ["--price-in", "2", "--price-out", "10", "--rows", "units", "--no-compare"]
+        cost = self.json(capsys, "--labels", "3", *tokens, *prices)["cost"]
+        assert (cost["calls_per_query"], cost["private_calls"], cost["public_calls"]) == (123, 12_000, 300)
+        assert (cost["tokens_in"], cost["tokens_out"]) == (12_000 * 70 + 300 * 20, 24_600)
+        assert cost["money"] == pytest.approx((846_000 * 2 + 24_600 * 10) / 1e6)
+
+    def test_the_labels_of_the_sizes_are_counted_and_their_units_added(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        plan = self.json(capsys, "--public-size", "transfer=900", "--no-compare", size="card=1100")["plan"]
+        assert (plan["labels"], plan["candidates"], plan["public_size"]) == (2, 2, 2000)
+
+    def test_a_fixed_sample_is_planned_under_replace_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        fixed = ["--labels", "2", "--sampling", "fixed", "--no-compare"]
+        plan = self.json(capsys, *fixed, "--adjacency", "replace_one")["plan"]
+        assert (plan["sampling"], plan["rows"], plan["sampling_rate"]) == ("fixed", "slots", 0.02)
+        assert self.run(*fixed) == 2
+        assert "sampling: expected 'poisson'" in capsys.readouterr().err
+
+    def test_in_words_it_says_whether_it_abstains(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = ["--labels", "2", "--rows", "units", "--no-compare"]
+        assert self.run(*rows) == 0
+        assert "abstention" not in capsys.readouterr().out
+        assert self.run(*rows, "--abstain-below", "1", "--agreement", "0.5") == 0
+        assert "abstention 100.0 %" in capsys.readouterr().out
+
+    def test_the_page_shows_what_the_command_prints(self, capsys: pytest.CaptureFixture[str]) -> None:
+        page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+        shown = re.search(r"```console\n\$ dpicl (plan --method voting .*?)\n(.*?)```", page, re.DOTALL)
+        assert shown is not None
+        assert main(shlex.split(shown[1])) == 0
+        assert capsys.readouterr().out == shown[2]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ([], "--labels: expected a number with --method voting, found none"),
+            (["--labels", "1"], "--labels: expected an integer >= 2, found 1"),
+            (["--labels", "2", "--max-queries", "0"], "--max-queries: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--calls-per-row", "0"], "--calls-per-row: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--num-slots", "0"], "--num-slots: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--max-tokens", "5"], "--max-tokens: expected none with --method voting"),
+            (["--labels", "2", "--redraw-every", "1"], "--redraw-every: expected none with --method voting"),
+            (["--labels", "2", "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
+            (
+                ["--labels", "2", "--abstain-below", "nan"],
+                "--abstain-below: expected a number in (0.0, 1.0], found nan",
+            ),
+            (["--labels", "2", "--num-slots", "3000"], "public_size: expected at least num_slots=3000"),
+        ],
+    )
+    def test_what_a_run_would_refuse_is_refused(
+        self, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run("--no-compare", *given) == 2
+        assert said in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "given", [["--max-queries", "5"], ["--labels", "2"], ["--sampling", "poisson"], ["--query-tokens", "9"]]
+    )
+    def test_a_generation_takes_none_of_its_options(self, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare"]
+        assert main(["plan", *terms, *given]) == 2
+        assert f"{given[0]}: expected none with --method generation" in capsys.readouterr().err
+
+    def test_without_a_method_a_generation_is_planned_with_its_own_defaults(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare", "--json"]
+        assert main(["plan", *terms]) == main(["plan", "--method", "generation", *terms]) == 0
+        first, second = re.split(r"(?<=\n\})\n(?=\{)", capsys.readouterr().out.strip())
+        assert first == second
+        plan = json.loads(first)["plan"]
+        assert (plan["max_tokens"], plan["candidates"], plan["redraw_every"]) == ({"text": 60}, 101, 1)
+        assert plan["shots_per_label"] == 1
 
 
 class TestTheCommandItself:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import curator
+from langchain_dpicl import blocks, curator
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.curator import open_block, open_block_without_privacy, restrict
+from langchain_dpicl.blocks import restrict
+from langchain_dpicl.curator import open_block, open_block_without_privacy
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError, PrivateAccessError
 from langchain_dpicl.planning import release_plan
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -83,7 +84,8 @@ def test_coins_from_a_seed_earn_no_epsilon(backend: SpyBackend, monkeypatch: pyt
     plan = release_plan(UNITS, noise_multiplier=1.0)
     private = examples(["my card was declined"] * 20)
     _, reservation = ticket_for(plan, private)
-    monkeypatch.setattr(curator, "SYSTEM_RANDOM", RepeatableCoins(0))
+    for room in (blocks, curator):
+        monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(0))
     with pytest.raises(PrivacyBudgetError, match="another generator"):
         release(private, reservation, backend, plan=plan)
     assert reservation.unburnt == 1
@@ -164,9 +166,10 @@ class Rows:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.matrices: list[np.ndarray] = []
-        monkeypatch.setattr(curator, "SYSTEM_RANDOM", RepeatableCoins(seed))
+        for room in (blocks, curator):
+            monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(seed))
         monkeypatch.setattr(curator, "is_certified", lambda _: True)
-        monkeypatch.setattr(curator, "restrict", self._restrict)
+        monkeypatch.setattr(blocks, "restrict", self._restrict)
 
     def _restrict(self, rows: np.ndarray) -> np.ndarray:
         self.matrices.append(restrict(rows))

@@ -151,7 +151,7 @@ class TestAStop:
         made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
         monkeypatch.setattr(owner, name, stop)
         if owner is rows:
-            monkeypatch.setattr("langchain_dpicl.curator.restrict", stop)
+            monkeypatch.setattr("langchain_dpicl.blocks.restrict", stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run()
         assert shows_private(caught.value) == []

@@ -5,13 +5,33 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+import wrapt
+from langchain_core.callbacks import (
+    AsyncCallbackHandler,
+    AsyncCallbackManager,
+    BaseCallbackHandler,
+    BaseCallbackManager,
+    CallbackManager,
+    manager,
+)
+from langchain_core.globals import set_debug
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.tools import StructuredTool
+from langchain_core.tracers import ConsoleCallbackHandler, LangChainTracer
+from langchain_core.tracers import context as tracers
+from langchain_core.tracers.context import collect_runs, register_configure_hook
+from langsmith import Client, run_trees
+from langsmith.run_helpers import tracing_context
+from langsmith.utils import get_env_var
 
+from langchain_dpicl import run_events
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -128,6 +148,238 @@ def test_data_that_nobody_hears_is_not_made() -> None:
     listener = Observer()
     run(lambda: record_event(CHARGED, data), listener)
     assert (made, listener.heard) == ([1], [(CHARGED, {"n": 1})])
+
+
+# --- nobody listens, or so it seems -----------------------------------------------------------------------------------
+
+
+_LATE: ContextVar[Any] = ContextVar("late_listener", default=None)
+_ENVIRONMENT: ContextVar[Any] = ContextVar("listener_by_environment", default=None)
+
+
+@contextmanager
+def hook(*args: Any) -> Iterator[None]:
+    register_configure_hook(*args)
+    registered = tracers._configure_hooks[-1]
+    try:
+        yield
+    finally:
+        tracers._configure_hooks.remove(registered)
+
+
+@contextmanager
+def _hooked(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    with hook(_LATE, False):
+        token = _LATE.set(observer)
+        try:
+            yield
+        finally:
+            _LATE.reset(token)
+
+
+@contextmanager
+def _hooked_by_environment(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    kind = type("Made", (BaseCallbackHandler,), {"on_custom_event": staticmethod(observer.on_custom_event)})
+    with hook(_ENVIRONMENT, True, kind, "DPICL_TEST_LISTENER"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPICL_TEST_LISTENER", "1")
+        yield
+
+
+@contextmanager
+def _collecting(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    with collect_runs() as collector:
+        collector.on_custom_event = observer.on_custom_event  # type: ignore[method-assign]
+        yield
+
+
+def _client() -> Client:
+    """A client of LangSmith that sends nothing by itself."""
+    return Client("http://127.0.0.1:9", api_key="none", auto_batch_tracing=False, info={})
+
+
+@contextmanager
+def _tracing(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    tracer = LangChainTracer(client=_client())
+    tracer.on_custom_event = observer.on_custom_event  # type: ignore[method-assign]
+    token = tracers.tracing_v2_callback_var.set(tracer)
+    try:
+        yield
+    finally:
+        tracers.tracing_v2_callback_var.reset(token)
+
+
+@contextmanager
+def _patched_tracer(observer: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LangChainTracer, "on_custom_event", staticmethod(observer.on_custom_event), raising=False)
+        yield
+
+
+@contextmanager
+def _traced_by_context(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    with _patched_tracer(observer), tracing_context(enabled=True, client=_client()):
+        yield
+
+
+@contextmanager
+def _traced_by_environment(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    with _patched_tracer(observer), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANGSMITH_TRACING", "true")
+        patch.setattr(run_trees, "_CLIENT", _client())
+        get_env_var.cache_clear()
+        yield
+    get_env_var.cache_clear()
+
+
+@contextmanager
+def _debugging(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsoleCallbackHandler, "on_custom_event", staticmethod(observer.on_custom_event))
+        set_debug(True)
+        try:
+            yield
+        finally:
+            set_debug(False)
+
+
+@contextmanager
+def _added_to_the_manager(observer: Any, config: RunnableConfig) -> Iterator[None]:
+    config["callbacks"].add_handler(observer)  # type: ignore[union-attr]
+    yield
+
+
+@contextmanager
+def _instrumented_managers(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    made = BaseCallbackManager.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.add_handler(observer, True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseCallbackManager, "__init__", wraps(made)(init))
+        yield
+
+
+@contextmanager
+def _instrumented_configuration(observer: Any, _: RunnableConfig) -> Iterator[None]:
+    configure = manager._configure
+
+    def configured(*args: Any, **kwargs: Any) -> Any:
+        found = configure(*args, **kwargs)
+        found.add_handler(observer)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "_configure", wrapt.FunctionWrapper(configure, lambda _, __, a, k: configured(*a, **k)))
+        yield
+
+
+LATE = [
+    _hooked,
+    _hooked_by_environment,
+    _collecting,
+    _tracing,
+    _traced_by_context,
+    _traced_by_environment,
+    _debugging,
+    _added_to_the_manager,
+    _instrumented_managers,
+    _instrumented_configuration,
+]
+
+
+@pytest.mark.parametrize("joins", LATE, ids=lambda joins: joins.__name__)
+def test_who_joins_in_the_middle_of_a_run_hears_what_follows(joins: Any) -> None:
+    observer = Observer()
+
+    def step(_: Any, config: RunnableConfig) -> None:
+        record_event(REFUSED, {"n": 1}, config)
+        with joins(observer, config):
+            record_event(REFUSED, {"n": 2}, config)
+
+    RunnableLambda(step).invoke(0)
+    assert observer.heard == [(REFUSED, {"n": 2})]
+
+
+@pytest.mark.parametrize("joins", LATE, ids=lambda joins: joins.__name__)
+async def test_who_joins_in_the_middle_of_an_async_run_hears_what_follows(joins: Any) -> None:
+    observer = Observer()
+
+    async def step(_: Any, config: RunnableConfig) -> None:
+        await arecord_event(REFUSED, {"n": 1}, config)
+        with joins(observer, config):
+            await arecord_event(REFUSED, {"n": 2}, config)
+
+    await RunnableLambda(step).ainvoke(0)
+    assert observer.heard == [(REFUSED, {"n": 2})]
+
+
+@pytest.mark.parametrize("place", ["config", "with_config", "sequence", "binding of a binding", "a tool's run"])
+def test_observers_given_before_the_run_hear_it(place: str) -> None:
+    observer = Observer()
+    step = RunnableLambda(lambda _, config: record_event(REFUSED, {"n": 1}, config))  # type: ignore[misc, arg-type]
+    config: RunnableConfig = {"callbacks": [observer]}
+    given: Any = {
+        "config": lambda: step.invoke(0, config),
+        "with_config": lambda: step.with_config(config).invoke(0),
+        "sequence": lambda: (RunnableLambda(lambda x: x) | step).invoke(0, config),
+        "binding of a binding": lambda: step.with_config(config).with_config({"tags": ["t"]}).invoke(0),
+        "a tool's run": lambda: StructuredTool.from_function(
+            lambda: step.invoke(0), name="tool", description="runs the step"
+        ).invoke({}, config),
+    }
+    given[place]()
+    assert observer.heard == [(REFUSED, {"n": 1})]
+
+
+@pytest.mark.parametrize("kind", [CallbackManager, AsyncCallbackManager])
+def test_a_manager_of_no_run_hides_nothing_from_the_runs_observers(kind: Any) -> None:
+    observer, given = Observer(), Observer()
+    run(lambda: record_event(REFUSED, {"n": 1}, {"callbacks": kind([])}), observer)
+    run(lambda: record_event(REFUSED, {"n": 2}, {"callbacks": kind([given])}), observer)
+    assert observer.heard == [(REFUSED, {"n": 1}), (REFUSED, {"n": 2})]
+    assert given.heard == [(REFUSED, {"n": 2})]
+
+
+async def test_streamed_events_hold_what_is_told() -> None:
+    async def step(_: Any, config: RunnableConfig) -> None:
+        await arecord_event(REFUSED, {"n": 1}, config)
+
+    seen = [event async for event in RunnableLambda(step).astream_events(0, version="v2")]
+    assert [event["data"] for event in seen if event["event"] == "on_custom_event"] == [{"n": 1}]
+
+
+@pytest.mark.parametrize("given", [[], [handler()]], ids=["no handler", "our handler"])
+def test_no_manager_is_made_where_nobody_listens(given: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(run_events, "ensure_config", lambda config=None: asked.append(config) or {})
+
+    def step(_: Any, config: RunnableConfig) -> None:
+        record_event(REFUSED, {"n": 1}, config)
+        assert asked == []
+        record_event(REFUSED, {"n": 1}, {"callbacks": []})
+        assert len(asked) == 2
+
+    RunnableLambda(step).invoke(0, {"callbacks": given})
+    assert len(asked) == 2
+
+
+def test_a_langchain_that_is_wrapped_when_we_are_imported_is_not_trusted() -> None:
+    stock = [door for door in run_events._STOCK if door is not None]
+    assert all(map(run_events._is_langchains, stock))
+    assert len(stock) == 5
+    for door in stock:
+        function = door.__func__ if isinstance(door, classmethod) else door
+
+        @wraps(function)
+        def around(*args: Any) -> Any:
+            return args
+
+        assert around.__module__.startswith("langchain_core.")
+        assert not run_events._is_langchains(around)
+        assert not run_events._is_langchains(classmethod(around))
+        assert not run_events._is_langchains(wrapt.FunctionWrapper(function, lambda w, _, a, k: w(*a, **k)))
 
 
 # --- observers that fail --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import random
 import signal
@@ -13,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
-from langchain_dpicl.backends.calls import Gate
+from langchain_dpicl.backends.calls import Calls, Gate
 from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -59,6 +61,10 @@ def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
                 return super()._generate(*args, **kwargs)
 
     return Slow(answer=ANSWERS, **options)
+
+
+def request(text: str) -> Request:
+    return Request(Hidden(text), lambda prompt: [HumanMessage(prompt)], {})
 
 
 def in_threads(*actions: Callable[[], Any], within: float = 30.0) -> None:
@@ -161,6 +167,63 @@ class TestLimit:
         for _ in range(3):
             session.score(DOMAIN)
         assert len({name for name in gauge.threads if name.startswith("dpicl")}) == 2
+
+    @pytest.mark.parametrize("prompts", [1, 4])
+    def test_calls_one_at_a_time_are_made_in_the_callers_thread(self, prompts: int) -> None:
+        gauge = Gauge()
+        backend = LangChainBackend(slow(gauge, 0.0), max_concurrency=1)
+        made = gauge.made
+        backend.open(["aaa"] * prompts, []).score(DOMAIN)
+        assert gauge.made - made == prompts
+        assert gauge.threads == {threading.current_thread().name}
+
+    @pytest.mark.parametrize("prompts", [1, 2])
+    def test_how_many_calls_there_are_does_not_choose_the_thread(self, prompts: int) -> None:
+        gauge = Gauge()
+        backend = LangChainBackend(slow(gauge, 0.0), max_concurrency=2)
+        gauge.threads.clear()
+        backend.open(["aaa"] * prompts, []).score(DOMAIN)
+        assert all(name.startswith("dpicl") for name in gauge.threads)
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    async def test_a_model_with_a_loop_of_its_own_works_below_a_running_one(self, limit: int) -> None:
+        class OwnLoop(ScriptedChat):
+            def _generate(self, *args: Any, **kwargs: Any) -> Any:
+                asyncio.run(asyncio.sleep(0))
+                return super()._generate(*args, **kwargs)
+
+        calls = Calls(silence(OwnLoop(answer=ANSWERS)), QUICK, limit)
+        assert [reply.fault for reply in calls.many([request("aaa"), request("bbb")])] == [None, None]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_every_call_of_a_batch_has_a_context_of_its_own(self, limit: int) -> None:
+        mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
+        seen: list[str] = []
+
+        def answer(text: str) -> dict[str, float]:
+            seen.append(mark.get())
+            mark.set("the model's")
+            return {" card": 1.0}
+
+        mark.set("the caller's")
+        Calls(silence(ScriptedChat(answer=answer)), QUICK, limit).many([request("aaa")] * 3)
+        assert (seen, mark.get()) == (["none"] * 3, "the caller's")
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_ctrl_c_in_a_batch_ends_it_and_gives_the_place_back(self, limit: int) -> None:
+        model = ScriptedChat(answer=ANSWERS, raises={"stop": KeyboardInterrupt})
+        calls = Calls(silence(model), QUICK, limit)
+
+        def batch() -> None:
+            for _ in range(limit + 1):
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    calls.many([request("stop"), *[request("aaa")] * 20])
+                assert caught.value.args == ()
+                assert caught.value.__context__ is None
+
+        in_threads(batch, within=10.0)
+        assert limit > 1 or len(model.seen) == 2
+        in_threads(lambda: calls.many([request("aaa")] * 3), within=10.0)
 
     def test_one_engine_serves_several_event_loops(self) -> None:
         backend = LangChainBackend(ScriptedChat(answer=ANSWERS), max_concurrency=1)

@@ -24,6 +24,7 @@ from langsmith import traceable
 from tenacity import retry
 
 from langchain_dpicl.backends import _preflight
+from langchain_dpicl.backends.calls import Calls
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence
 from langchain_dpicl.exceptions import UnsilencableModelError
@@ -536,8 +537,40 @@ class TestTheCheck:
             def __iter__(self) -> Iterator[Any]:
                 raise RuntimeError("dictionary changed size during iteration")
 
-        assert _preflight._is_changed([(Changing((1,)), (1,))])
-        assert not _preflight._is_changed([((1,), (1,))])
+        assert _preflight._Sight([(Changing((1,)), (1,))], "").is_old()
+        assert not _preflight._Sight([((1,), (1,))], "").is_old()
+
+    def test_sees_what_moved_from_one_place_to_another(self) -> None:
+        first, second = [1], [2, 3]
+        sight = _preflight._Sight([(first, (1,)), (second, (2, 3))], "")
+        assert not sight.is_old()
+        first.append(second.pop(0))
+        assert sight.is_old()
+
+    def test_is_not_deceived_by_what_says_that_it_is_the_same(self) -> None:
+        class Proxy:
+            def __eq__(self, other: object) -> bool:
+                return True
+
+            __hash__ = object.__hash__
+
+        was = object()
+        held = [was]
+        sight = _preflight._Sight([(held, (was,))], "")
+        held[0] = Proxy()
+        assert sight.is_old()
+
+    def test_is_made_before_each_call_of_a_batch(self) -> None:
+        kind, recorder = fresh(), known()
+        original = vars(kind)["_generate"]
+
+        def answer_and_be_instrumented(_: str) -> dict[str, float]:
+            setattr(kind, "_generate", recorder.by_wraps(original))  # noqa: B010
+            return {VOTE: 1.0}
+
+        calls = Calls(silence(kind(answer=answer_and_be_instrumented)), ONCE, 1)
+        assert [reply.fault for reply in calls.many([request()] * 3)] == [None, "content", "content"]
+        assert recorder.seen == []
 
 
 class TestSpansOfTheSDK:

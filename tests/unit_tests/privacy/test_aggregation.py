@@ -15,12 +15,14 @@ from langchain_dpicl.privacy.aggregation import (
     AGGREGATIONS,
     BoundedSum,
     ClippedLogitMean,
+    KeywordSum,
     MaxNormalizedSum,
     ProbabilitySum,
     Sensitivity,
+    UnitVectorSum,
     VoteSum,
 )
-from tests.contracts.aggregation import AggregationContract
+from tests.contracts.aggregation import CASES, AggregationContract, change
 
 SQRT2 = 1.4142135623730951
 GRID = Fraction(1, 2**32)
@@ -108,6 +110,36 @@ class TestClippedLogitMeanWithAwkwardNumbers(TestClippedLogitMean):
     clip, num_rows = 0.7, 3
 
 
+class TestUnitVectorSum(AggregationContract):
+    def make(self):
+        return UnitVectorSum()
+
+    def table(self):
+        return {
+            ("slots", "add_remove"): (2.0, None),
+            ("units", "add_remove"): (1.0, None),
+            ("slots", "replace_one"): (2.0, None),
+            ("units", "replace_one"): (2.0, None),
+        }
+
+    def in_domain(self, row):
+        return sum(x * x for x in row) <= 1 and all((x / GRID).denominator == 1 for x in row)
+
+    def extremes(self, row_shape, adjacency):
+        share = 1 - 1e-9  # rounding towards zero costs less than that
+        if (row_shape, adjacency) == ("units", "add_remove"):
+            return np.zeros((0, 2)), [[3.0, -4.0]], share
+        return [[3.0, -4.0]], [[-3.0, 4.0]], share
+
+
+class TestKeywordSum(TestMaxNormalizedSum):
+    def make(self):
+        return KeywordSum()
+
+    def in_domain(self, row):
+        return set(row) <= {0, 1}
+
+
 def _unit(agg, rows, width=2):
     return agg.bound(np.asarray(rows, dtype=float), **ADD, width=width).value
 
@@ -156,8 +188,42 @@ def test_the_logit_mean_validates_its_public_numbers(clip, slots):
         ClippedLogitMean(clip, slots)
 
 
+def test_rows_of_any_finite_size_have_length_one():
+    """Squares of the first would overflow, of the second vanish; a fault anywhere makes a row count nothing."""
+    half = math.sqrt(0.5)
+    rows = [[1e300, -1e300], [5e-324, 5e-324], [1e300, 1.0], [0.0, 0.0], [math.nan, 1.0], [1.0, -math.inf]]
+    wanted = [[half, -half], [half, half], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    kept = UnitVectorSum().bounded_rows(np.array(rows), width=2)
+    np.testing.assert_allclose(kept, wanted, rtol=0, atol=2.0**-31)
+    assert not np.signbit(kept[kept == 0]).any()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 1536, 4096, 2**20])
+def test_unit_vectors_keep_their_direction_and_their_integer_length_cannot_overflow(width):
+    """Each coordinate is right to a public number of digits below the largest: 31 for one, 21 for 2^20 of them."""
+    rows = np.vstack([np.random.default_rng(4).normal(size=width), np.full(width, -np.nextafter(1.0, 0.0))])
+    kept = UnitVectorSum().bounded_rows(rows, width=width)
+    ideal = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    digits = (62 - math.ceil(math.log2(width))) // 2
+    assert np.abs(kept - ideal).max() <= 3 * np.abs(ideal).max() * 2.0 ** -(digits - 1) + 2.0**-32
+    for steps in (kept * 2**32).tolist():
+        assert sum(int(x) ** 2 for x in steps) <= 2**64
+
+
+def test_keywords_count_rows_and_not_how_often_a_row_says_them():
+    rows = [[3.0, 0.0], [0.5, -2.0], [math.inf, math.nan], [5e-324, 1e308]]
+    np.testing.assert_array_equal(_unit(KeywordSum(), rows), [4.0, 1.0])
+
+
 def test_the_registry_names_each_aggregation_once():
-    assert list(AGGREGATIONS) == ["probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean"]
+    assert list(AGGREGATIONS) == [
+        "probability_sum",
+        "vote_sum",
+        "max_normalized_sum",
+        "clipped_logit_mean",
+        "unit_vector_sum",
+        "keyword_sum",
+    ]
     assert ClippedLogitMean(2.0, 5).to_dict() == {"name": "clipped_logit_mean", "clip": 2.0, "num_slots": 5}
 
 
@@ -272,6 +338,41 @@ def _plant_no_clip(monkeypatch):
     return TestClippedLogitMean
 
 
+def _plant_unit_vectors_that_differ_by_one(monkeypatch):
+    """The published code's sensitivity."""
+    monkeypatch.setattr(UnitVectorSum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=None))
+    return TestUnitVectorSum
+
+
+def _plant_unit_vectors_like_probabilities(monkeypatch):
+    monkeypatch.setattr(UnitVectorSum, "sensitivity", lambda self, **_: Sensitivity(l2=SQRT2, range=None))
+    return TestUnitVectorSum
+
+
+def _plant_vectors_as_they_come(monkeypatch):
+    _patch_rows(monkeypatch, UnitVectorSum, lambda rows: np.nan_to_num(rows, posinf=1e6, neginf=-1e6))
+    return TestUnitVectorSum
+
+
+def _plant_one_length_for_all_rows(monkeypatch):
+    def bug(rows):
+        rows = np.clip(np.nan_to_num(rows), -1e3, 1e3)
+        return rows / max(np.linalg.norm(rows, axis=1).min(), 1e-9)
+
+    _patch_rows(monkeypatch, UnitVectorSum, bug)
+    return TestUnitVectorSum
+
+
+def _plant_keywords_as_often_as_said(monkeypatch):
+    _patch_rows(monkeypatch, KeywordSum, lambda rows: np.floor(np.clip(np.nan_to_num(rows), 0, 1e6)))
+    return TestKeywordSum
+
+
+def _plant_keyword_range_of_one_for_slots(monkeypatch):
+    monkeypatch.setattr(KeywordSum, "sensitivity", lambda self, **_: Sensitivity(l2=None, range=1.0))
+    return TestKeywordSum
+
+
 PLANTED = [value for name, value in sorted(globals().items()) if name.startswith("_plant_")]
 
 
@@ -283,7 +384,14 @@ def test_a_planted_bug_turns_the_neighbour_test_red(plant, monkeypatch):
 
 
 def test_the_neighbour_test_is_green_without_a_plant():
-    for contract in (TestProbabilitySum, TestVoteSum, TestMaxNormalizedSum, TestClippedLogitMean):
+    for contract in (
+        TestProbabilitySum,
+        TestVoteSum,
+        TestMaxNormalizedSum,
+        TestClippedLogitMean,
+        TestUnitVectorSum,
+        TestKeywordSum,
+    ):
         contract().test_adversarial_neighbours_stay_within_the_bound()
 
 
@@ -294,6 +402,61 @@ def test_rounding_towards_zero_is_needed_for_an_exact_simplex(monkeypatch):
     assert any(sum(map(Fraction, row)) > 1 for row in careless.tolist())
     kept = ProbabilitySum().bounded_rows(rows, width=40)
     assert all(sum(map(Fraction, row)) <= 1 for row in kept.tolist())
+
+
+def test_rounding_towards_zero_is_needed_for_an_exact_ball():
+    """Without the grid some float row is longer than one by an ulp; on it, none is."""
+    rows = np.random.default_rng(3).normal(size=(500, 40))
+    careless = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert any(sum(Fraction(x) ** 2 for x in row) > 1 for row in careless.tolist())
+    kept = UnitVectorSum().bounded_rows(rows, width=40)
+    assert all(sum(Fraction(x) ** 2 for x in row) <= 1 for row in kept.tolist())
+
+
+def test_rounding_to_the_nearest_step_turns_the_domain_test_red(monkeypatch):
+    monkeypatch.setattr(aggregation.np, "trunc", np.rint)
+    with pytest.raises(AssertionError):
+        TestUnitVectorSum().test_any_rows_become_rows_of_the_domain()
+
+
+# --- constants ------------------------------------------------------------------------------------------------------
+
+
+CONTRACTS = (TestProbabilitySum, TestVoteSum, TestMaxNormalizedSum, TestKeywordSum)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
+@pytest.mark.parametrize(("row_shape", "adjacency"), CASES)
+def test_constants_stand_behind_the_sum_do_not_move_and_keep_its_bound(contract, row_shape, adjacency):
+    before, after, _ = contract().extremes(row_shape, adjacency)
+    how = {"row_shape": row_shape, "adjacency": adjacency, "width": 2}
+    sums = [contract().make().bound(np.asarray(rows), **how) for rows in (before, after)]
+    with_constants = [total.with_constants((0.25, -7.0)) for total in sums]
+    assert change(*with_constants) == change(*sums)
+    for total, longer in zip(sums, with_constants, strict=True):
+        assert longer.value.tolist() == [*total.value.tolist(), 0.25, -7.0]
+        assert longer.sensitivity == total.sensitivity
+        assert (longer.row_shape, longer.adjacency) == (row_shape, adjacency)
+
+
+def test_a_change_that_is_all_of_one_sign_is_felt_beside_a_constant():
+    """Both candidates gain one vote: their difference stays, the one to a constant moves by the whole range."""
+    rows = np.ones((1, 2))
+    gone, there = (KeywordSum().bound(r, **ADD, width=2).with_constants((0.0,)) for r in (np.zeros((0, 2)), rows))
+    assert np.ptp((there.value - gone.value)[:2]) == 0
+    assert change(gone, there)[1] == KeywordSum().sensitivity(**ADD).range
+
+
+@pytest.mark.parametrize("constant", [math.nan, math.inf, -math.inf, 2.0**21, 2.0**-33, 0.1])
+def test_a_constant_off_the_grid_is_refused(constant):
+    total = VoteSum().bound(np.zeros((1, 2)), **ADD, width=2)
+    with pytest.raises(SensitivityError, match="constants"):
+        total.with_constants((0.0, constant))
+
+
+def test_no_constants_leave_the_sum_alone():
+    total = VoteSum().bound(np.zeros((1, 2)), **ADD, width=2)
+    assert total.with_constants(()) is total
 
 
 def test_a_slack_declaration_turns_the_tightness_test_red(monkeypatch):

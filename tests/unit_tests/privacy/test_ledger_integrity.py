@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +18,11 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import (
     Event,
     PureEvent,
+    canonical_json,
 )
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.ledger_state import LedgerState
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerRecord
+from langchain_dpicl.privacy.stores import InMemoryStore, LedgerRecord, _Line
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 from tests.contracts.store import forged
 from tests.ledgers import budget, private, records, share_of, tickets, use_simple_prices
@@ -152,7 +156,8 @@ class Tampered(InMemoryStore):
     """Changes the ledger behind the budget's back."""
 
     def replace(self, change: Callable[[list[LedgerRecord]], list[LedgerRecord]]) -> None:
-        self._lines = change(self._lines)
+        changed = change(list(self.records()))
+        self._lines = [_Line(line.kind, canonical_json(line.body), line.stamp, line.hash) for line in changed]
 
 
 def used_ledger() -> tuple[Tampered, Budget, Share]:
@@ -384,3 +389,106 @@ def test_a_failed_give_back_leaves_the_tickets_spent(priced: Any) -> None:
     assert share.remaining("t") == 5
     with pytest.raises(PrivacyBudgetExceededError):
         reservation.burn()
+
+
+# --- stores of others ------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """A store of somebody else: no `head`, and lines as its own code returns them."""
+
+    durable = True
+    description = "elsewhere"
+
+    def __init__(self, spoil: Callable[[LedgerRecord], LedgerRecord] = lambda line: line) -> None:
+        self._inner = InMemoryStore()
+        self.create, self.header, self.records = self._inner.create, self._inner.header, self._inner.records
+        self._spoil = spoil
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        with self._inner.transaction() as view:
+            append = lambda kind, body: self._spoil(view.append(kind, body))  # noqa: E731
+            yield SimpleNamespace(records=view.records, append=append)
+
+
+def test_a_store_without_a_head_is_read(priced: Any) -> None:
+    store = Plain()
+    shares = [share_of(Budget(epsilon=4.0, delta=1e-6, store=store)), share_of(Budget.open(store))]
+    shares[0].reserve("t", count=7)
+    assert shares[1].remaining("t") == 3
+    shares[1].reserve("t", count=3)
+    with pytest.raises(PrivacyBudgetExceededError):
+        shares[0].reserve("t")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hash": "0" * 64}, {"kind": "bind"}, {"stamp": "never"}, {"body": {"count": 1}}, {"seq": 9}, {"prev": "0" * 64}],
+    ids=str,
+)
+def test_what_a_store_of_others_says_it_wrote_is_checked(change: dict[str, Any], priced: Any) -> None:
+    store = Plain(lambda line: replace(line, **change) if line.kind == "reserve" else line)
+    share = share_of(Budget(epsilon=4.0, delta=1e-6, store=store))
+    with pytest.raises(LedgerError, match="does not follow"):
+        share.reserve("t")
+    assert store.records() == ()
+    assert share.remaining("t") == 10
+
+
+@pytest.mark.parametrize("keep", [(0, 2, 3), (0, 2, 1, 3), (0, 1, 1, 2, 3), (0, 3), (1, 2, 3)])
+def test_lines_that_a_store_of_others_returns_must_follow_each_other(keep: tuple[int, ...], priced: Any) -> None:
+    store = Plain()
+    share = share_of(Budget(epsilon=4.0, delta=1e-6, store=store))
+    for _ in range(3):
+        share.reserve("t")
+    lines = tuple(store.records()[number] for number in keep)
+    assert all(line.hash == line.computed_hash for line in lines)
+    store.records = lambda after=0: lines[after:]  # type: ignore[method-assign]
+    with pytest.raises(LedgerError, match="does not follow"):
+        Budget.open(store)
+
+
+def test_a_ledger_as_long_as_the_one_seen_before_but_another_grants_nothing(priced: Any) -> None:
+    store, _, share = used_ledger()
+    store.replace(lambda lines: lines[:-1])
+    with store.transaction() as view:
+        view.append("give_back", {"reservation": 2, "count": 1})
+    Budget.open(store).verify()
+    for attempt in (lambda: share.reserve("t"), lambda: share.remaining("t")):
+        with pytest.raises(LedgerError, match="gone or changed"):
+            attempt()
+
+
+def test_a_store_derived_from_ours_is_checked_as_well(priced: Any) -> None:
+    class Forgetful(InMemoryStore):
+        @contextmanager
+        def transaction(self) -> Iterator[Any]:
+            with super().transaction() as view:
+                forget = lambda kind, body: replace(view.append(kind, body), stamp="never")  # noqa: E731
+                yield SimpleNamespace(records=view.records, head=view.head, append=forget)
+
+    with pytest.raises(LedgerError, match="does not follow"):
+        share_of(budget(store=Forgetful())).reserve("t")
+
+
+def test_lines_written_by_others_in_between_are_read_although_our_own_are_known(priced: Any) -> None:
+    store = InMemoryStore()
+    one, other = share_of(budget(store=store)), share_of(Budget.open(store))
+    for left in range(9, 0, -2):
+        one.reserve("t")
+        assert (one.remaining("t"), other.remaining("t")) == (left, left)
+        other.reserve("t")
+        assert (one.remaining("t"), other.remaining("t")) == (left - 1, left - 1)
+
+
+def test_terms_are_compared_again_for_another_declaration(priced: Any) -> None:
+    store = InMemoryStore()
+    ledger = budget(store=store)
+    share_of(ledger).reserve("t")
+    share_of(ledger).reserve("t")
+    assert share_of(Budget.open(store)).reserve("t").count == 1
+    standing = share_of(ledger)._standing
+    changed = Component(name="c", kind="tickets", tickets=tickets(0.2), epsilon=1.0, delta=2.5e-7)
+    with pytest.raises(SealedShareError, match="tickets"):
+        ledger._desk.reserve(standing, changed, ("t", None), count=1)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import mechanisms, randomness
@@ -21,10 +22,10 @@ from langchain_dpicl.privacy.mechanisms import (
 )
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, GaussianDraws
 from tests.contracts.doubles import FixedNoise, SeededRandom
-from tests.contracts.mechanism import MechanismContract, bounded, permute_and_flip, softmax
+from tests.contracts.mechanism import NoiseContract, bounded, permute_and_flip, softmax
 
 
-class TestGaussian(MechanismContract):
+class TestGaussian(NoiseContract):
     def make(self, noise_multiplier):
         return GaussianMechanism(noise_multiplier)
 
@@ -35,7 +36,7 @@ class TestGaussian(MechanismContract):
         return noise_multiplier * sensitivity.l2
 
 
-class TestGumbel(MechanismContract):
+class TestGumbel(NoiseContract):
     def make(self, noise_multiplier):
         return GumbelMechanism(noise_multiplier)
 
@@ -193,6 +194,32 @@ def test_floats_decide_almost_always(monkeypatch):
     monkeypatch.setattr(GaussianDraws, "is_below", lambda *args: asked.append(args) or is_below(*args))
     GaussianMechanism(1.0).release(bounded(np.zeros(100_000)), rng=SYSTEM_RANDOM)
     assert len(asked) < 3
+
+
+def test_the_discrete_gaussian_is_not_dominated_by_the_event():
+    """Why the vector is a rounded Gaussian: at standard deviation 1 on whole numbers the other law costs more."""
+    x = np.arange(-60, 61)
+    law = stats.norm.pdf(x) / stats.norm.pdf(x).sum()
+
+    def discrete(epsilon):
+        return float(np.maximum(law[:-1] - math.exp(epsilon) * law[1:], 0).sum())
+
+    def continuous(epsilon):
+        return stats.norm.cdf(0.5 - epsilon) - math.exp(epsilon) * stats.norm.cdf(-0.5 - epsilon)
+
+    assert discrete(0.0) == pytest.approx(0.399, abs=5e-4)
+    assert continuous(0.0) == pytest.approx(0.383, abs=5e-4)
+    assert discrete(5.3) / continuous(5.3) == pytest.approx(2.12, abs=0.01)
+
+
+def test_a_whole_vector_of_an_embedding_has_its_law_and_a_delta_that_counts_for_nothing():
+    """4,096 released coordinates, Kolmogorov-Smirnov at 1e-6; noise of 0.7 or 1.3 times the scale is rejected."""
+    value = np.random.default_rng(2).normal(size=4096)
+    noise = GaussianMechanism(1.5).release(bounded(value, Sensitivity(l2=2.0, range=None)), rng=SYSTEM_RANDOM).values
+    noise = (noise - value) / 3.0
+    assert stats.kstest(noise, "norm").pvalue > 1e-6
+    assert max(stats.kstest(noise / factor, "norm").pvalue for factor in (0.7, 1.3)) < 1e-6
+    assert GaussianMechanism(1.5).implementation_delta(4096) < 3.1e-36
 
 
 # --- the two noisy maxima: exact laws for few candidates, from the definition of each mechanism ---------------------

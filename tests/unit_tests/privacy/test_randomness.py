@@ -258,6 +258,82 @@ def test_binomial_has_its_law_for_many_units():
     assert pvalue(0.9 * p) < 1e-6
 
 
+# --- whole numbers of any size, and weighted choices -----------------------------------------------------------------
+
+
+class Bytes(SecureRandom):
+    """Hands out the given bytes, each read in full."""
+
+    certified = False
+
+    def __init__(self, *reads):
+        self.reads = list(reads)
+
+    def entropy(self, num_bytes):
+        taken, *self.reads = self.reads
+        assert len(taken) == num_bytes
+        return taken
+
+
+def test_an_integer_uses_the_leading_coins_and_draws_again_beyond_the_end():
+    assert Bytes(b"\xff", b"\xa0", b"\x9f").integer_below(5) == 4  # leading three coins: 7, 5, 4
+    assert Bytes(b"\x01\x00").integer_below(2**16) == 256
+    assert Bytes(b"\x80\x80", b"\x80\x7f").integer_below(257) == 256  # nine coins: 257, 256
+    assert Bytes(b"").integer_below(1) == 0
+    with pytest.raises(ConfigurationError, match="high"):
+        SYSTEM_RANDOM.integer_below(0)
+
+
+@pytest.mark.parametrize("high", [1, 2, 3, 5, 8, 9, 100, 200, 255, 256])
+def test_every_integer_below_the_end_has_as_many_coins(high):
+    """All 256 first bytes: each value comes from the same number of them, the rest is drawn again."""
+    again = b"\x00"
+    reads = [[bytes([first]), again] for first in range(256)] if high > 1 else [[b""]]
+    found = collections.Counter()
+    for read in reads:
+        rng = Bytes(*read)
+        value = rng.integer_below(high)
+        if len(rng.reads) == len(read) - 1:
+            found[value] += 1
+    assert sorted(found) == list(range(high))
+    assert len(set(found.values())) == 1
+
+
+def test_an_integer_below_a_number_beyond_machine_words_is_uniform():
+    """Chi-square on the thirds of 3,000 draws, false alarm 1e-6."""
+    high = 3 * 10**300
+    thirds = [SYSTEM_RANDOM.integer_below(high) // 10**300 for _ in range(3000)]
+    assert stats.chisquare(np.bincount(thirds, minlength=3)).pvalue > 1e-6
+    assert len(np.bincount(thirds, minlength=3)) == 3
+
+
+def test_weighted_choice_inverts_the_exact_cdf():
+    """Each jump of the exact CDF separates i from the next one that has a weight, to 2^-150; zeros are never chosen."""
+    weights = [Decimal(w) for w in ("0", "1e-20", "3", "0", "0", "2e15", "7", "0")]
+    after = {1: 2, 2: 5, 5: 6}
+    total, cumulative, nudge = sum(map(Fraction, weights)), Fraction(0), Fraction(1, 2**150)
+    for i, weight in enumerate(weights):
+        cumulative += Fraction(weight) / total
+        if i in after:
+            assert ScriptedRandom(_level_word(cumulative - nudge)).weighted_choice(weights) == i
+            assert ScriptedRandom(_level_word(cumulative + nudge)).weighted_choice(weights) == after[i]
+    assert ScriptedRandom([0] * 3).weighted_choice(weights) == 1
+    assert ScriptedRandom([2**64 - 1] * 3).weighted_choice(weights) == 6
+
+
+def test_the_highest_coins_stay_inside_whatever_the_digits_of_the_total():
+    for last in ("1", "9.99999999999999999999999999999999999999999999999999999999999", "1e-900000", "3e999999"):
+        assert ScriptedRandom([2**64 - 1] * 3).weighted_choice([Decimal(0), Decimal(last)]) == 1
+
+
+def test_weighted_choice_has_its_law():
+    """Chi-square on 6,000 draws, false alarm 1e-6; weights that are taken for their squares are rejected."""
+    weights = [Decimal(w) for w in (1, 2, 3, 4)]
+    found = np.bincount([SYSTEM_RANDOM.weighted_choice(weights) for _ in range(6000)], minlength=4)
+    assert stats.chisquare(found, np.array([1, 2, 3, 4]) * 600).pvalue > 1e-6
+    assert stats.chisquare(found, np.array([1, 4, 9, 16]) * 200).pvalue < 1e-6
+
+
 # --- accuracy: the error budget of docs/proofs/randomness.md, section 4 ---------------------------------------------
 
 ULP = mpmath.mpf(2) ** -52
@@ -366,6 +442,11 @@ def test_the_declared_deltas_follow_from_the_error_budgets():
     misplaced = 2.0**-198 * middles + 2 * stats.norm.sf(20)
     assert price * misplaced <= 2.0**-130 == SecureRandom.implementation_delta("gaussian", 1)
     assert SecureRandom.implementation_delta("gaussian", 101) == 101 * 2.0**-130
+    # A weighted choice among n: steps of the CDF that 60 digits and 192 coins misplace, and weights off by 1e-50.
+    n = 2.0**22
+    misplaced = n * (n * 1e-59 + 2.0**-191) + 2e-50
+    assert misplaced < 2.0**-140
+    assert price * 2.0**-140 <= 2.0**-90 == SecureRandom.implementation_delta("weighted_choice")
 
 
 def test_the_hazards_of_the_noise_are_what_the_gap_lemma_takes():
@@ -377,7 +458,8 @@ def test_the_hazards_of_the_noise_are_what_the_gap_lemma_takes():
 def test_coins_without_rounding_declare_no_delta():
     for kind in ("bernoulli", "integers", "permutation", "choice"):
         assert SecureRandom.implementation_delta(kind, 10**6) == 0.0
-    assert SecureRandom.implementation_delta("binomial", 3) == 3 * 2.0**-90
+    for kind in ("binomial", "weighted_choice"):
+        assert SecureRandom.implementation_delta(kind, 3) == 3 * 2.0**-90
     with pytest.raises(ConfigurationError, match="kind"):
         SecureRandom.implementation_delta("laplace", 1)
     with pytest.raises(ConfigurationError, match="n:"):

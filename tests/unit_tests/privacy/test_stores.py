@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, LedgerStore, next_record
-from tests.contracts.store import StoreContract, header
+from tests.contracts.store import StoreContract, header, header_of
 
 
 class TestInMemoryStore(StoreContract):
@@ -81,6 +81,7 @@ def test_a_forked_child_cannot_spend_the_parents_ledger_again() -> None:
         for attempt in (
             store.header,
             store.records,
+            store.head,
             lambda: store.create(header()),
             lambda: store.transaction().__enter__(),
         ):
@@ -89,5 +90,34 @@ def test_a_forked_child_cannot_spend_the_parents_ledger_again() -> None:
             except LedgerError:
                 refused += 1
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     assert store.header() is not None
+
+
+def test_the_head_is_the_last_line() -> None:
+    store = InMemoryStore()
+    store.create(header())
+    assert store.head() == (0, header_of(store).digest)
+    with store.transaction() as view:
+        assert view.head() == store.head()  # type: ignore[attr-defined]
+        line = view.append("note", {})
+        assert view.head() == (1, line.hash)  # type: ignore[attr-defined]
+    assert store.head() == (1, line.hash)
+    with pytest.raises(ValueError, match="stop"), store.transaction() as dead:
+        dead.append("note", {})
+        raise ValueError("stop")
+    assert store.head() == (1, line.hash)
+    with pytest.raises(LedgerError, match="ended"):
+        dead.head()  # type: ignore[attr-defined]
+
+
+def test_texts_of_equal_bodies_are_kept_once_and_read_apart() -> None:
+    store = InMemoryStore()
+    store.create(header())
+    with store.transaction() as view:
+        for kind, n in (("a", 1), ("b", 2), ("a", 1), ("b", 2)):
+            view.append(kind, {"n": [n]})
+    assert store._lines[0].body is store._lines[2].body
+    first, _, third, _ = store.records()
+    first.body["n"].append(7)
+    assert third.body == {"n": [1]}

@@ -1,0 +1,145 @@
+"""What the voting benchmark asks: data sets, their wording, the paper's numbers. Knows no noise and no engine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl import PrivateExamples
+from langchain_dpicl.asking import TaskWording
+
+MOST_LABELS = 50
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a data set reads in a prompt."""
+
+    title: str
+    text: str = "Text"
+    label: str = "Label"
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+WORDINGS = {
+    "sst2": Wording("SST-2", "Review", "Sentiment"),
+    "agnews": Wording(
+        "AGNews",
+        "Article",
+        "Topic",
+        {"Sci/Tech": "technology", "World": "world", "Business": "business", "Sports": "sports"},
+    ),
+    "trec": Wording(
+        "TREC",
+        "Question",
+        "Answer type",
+        {
+            "ABBR": "abbreviation",
+            "DESC": "description",
+            "ENTY": "thing",
+            "HUM": "person",
+            "LOC": "place",
+            "NUM": "number",
+        },
+    ),
+}
+
+PAPER: Mapping[str, Mapping[float, float]] = {
+    "SST-2": {0.0: 91.0, 1.0: 95.06, 3.0: 95.80, 8.0: 95.92, math.inf: 96.05},
+    "AGNews": {0.0: 46.0, 1.0: 73.16, 3.0: 78.98, 8.0: 79.77, math.inf: 81.43},
+    "TREC": {0.0: 20.0, 1.0: 25.83, 3.0: 26.75, 8.0: 27.18, math.inf: 28.42},
+}
+"""Accuracy of Panda et al. (2023) in percent by epsilon; 0: zero-shot, infinity: no noise. 4 shots, 10 slots, 10,000
+queries, at most 8,000 records, replacement, delta and noise not stated."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set, ready to ask.
+
+    Attributes:
+      title: its name.
+      records: the private records.
+      questions: what is asked.
+      right: int[questions], place of the right label.
+      labels: every label, in the order that breaks ties.
+      wording: how prompts read.
+      texts: what stands for each label.
+    """
+
+    title: str
+    records: list[dict[str, str]] = field(repr=False)
+    questions: tuple[str, ...] = field(repr=False)
+    right: NDArray[np.int64] = field(repr=False)
+    labels: tuple[str, ...]
+    wording: TaskWording
+    texts: tuple[tuple[str, ...], ...]
+
+    def private(self) -> PrivateExamples:
+        """Returns the records, in a holder that no ledger protects."""
+        return PrivateExamples(self.records, public_size=len(self.records), fields=("label",), dataset_id="benchmark")
+
+    @property
+    def commonest(self) -> int:
+        """Place of the label that most questions have: the best that can be done without reading them."""
+        return int(np.bincount(self.right, minlength=len(self.labels)).argmax())
+
+
+def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str, str]) -> Task:
+    """Reads a file of JSON lines with `text`, `label_name` (or `label`) and `split`: "train" or "test".
+
+    Which records stand in for the private data, and which questions are asked, is drawn with a public `seed`; nothing
+    that protects anybody is.
+    """
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    train, test = ([_plain(row) for row in rows if row.get("split") == split] for split in ("train", "test"))
+    labels = tuple(sorted({row["label"] for row in train}))
+    if not train or not test or not 2 <= len(labels) <= MOST_LABELS:
+        found = f"{len(train)} rows of train, {len(test)} of test, {len(labels)} labels"
+        raise SystemExit(f"{path.name}: expected both splits and 2 to {MOST_LABELS} labels, found {found}")
+    coins = random.Random(seed)
+    train = coins.sample(train, min(cap, len(train)))
+    asked = _in_proportion([row for row in test if row["label"] in labels], questions, coins)
+    wording = WORDINGS.get(path.name.partition(".")[0], Wording(path.name.partition(".")[0]))
+    shown = {label: {**wording.words, **words}.get(label, label) for label in labels}
+    return Task(
+        title=wording.title,
+        records=train,
+        questions=tuple(row["text"] for row in asked),
+        right=np.array([labels.index(row["label"]) for row in asked]),
+        labels=labels,
+        wording=_task_wording(wording, shown),
+        texts=tuple((f" {shown[label]}",) for label in labels),
+    )
+
+
+def _in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) -> list[dict[str, str]]:
+    """Returns up to `count` rows, each label with its share of them."""
+    ordered = sorted(coins.sample(rows, len(rows)), key=lambda row: row["label"])
+    taken = min(count, len(rows))
+    return [ordered[place * len(rows) // taken] for place in range(taken)]
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"text": str(row["text"]), "label": str(row.get("label_name", row["label"]))}
+
+
+def _task_wording(wording: Wording, shown: Mapping[str, str]) -> TaskWording:
+    return TaskWording(
+        example_prompt=f"{wording.text}: {{text}}\n{wording.label}: {{label}}",
+        suffix=f"{wording.text}: {{input}}\n{wording.label}:",
+        prefix="",
+        separator="\n\n",
+        fields=("text", "label"),
+        shown={"label": shown},
+    )

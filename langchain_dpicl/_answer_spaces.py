@@ -1,0 +1,264 @@
+"""Where answers in free form are compared: by their embeddings, or by the keywords in them (Wu et al., 2024).
+
+A space says what is added up, what noise fits, what is asked in public for one query, and what follows from a release.
+Makes no private call and knows no record, no template and no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.answer_rows import AnswerRows
+from langchain_dpicl.backends.base import Rows, TextBackend
+from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.keywords import Keywords
+from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
+from langchain_dpicl.privacy.joint import MAX_CHOICES, JointExponentialMechanism
+from langchain_dpicl.privacy.mechanisms import GaussianMechanism, Release
+
+MOST_KEYWORDS = 256
+"""Keywords of a domain that is made for each query, unless told otherwise."""
+
+_TOO_FEW = (
+    "Give candidates_llm= a model with a temperature above 0 (and without a response cache), candidates= of your own, "
+    "or another stop= if answers begin with one. Nothing was charged."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known of one answer, all of it public.
+
+    Attributes:
+      answer: the text; None: still to be written from the keywords.
+      keywords: released, best first.
+      similarities: cosine to the released sum, by candidate.
+    """
+
+    answer: str | None
+    keywords: tuple[str, ...] | None = None
+    similarities: dict[str, float] | None = None
+
+
+class Round(Protocol):
+    """One query, ready for its release."""
+
+    @property
+    def rows(self) -> AnswerRows:
+        """Makes rows of private prompts."""
+
+    def outcome(self, released: Release) -> Outcome:
+        """Returns what follows from the release."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AskVectors:
+    """Asks for the embeddings of PUBLIC texts."""
+
+    embeddings: SilentEmbeddings
+    texts: tuple[str, ...]
+
+    def run(self) -> Rows:
+        """Answers, blocking."""
+        return self.embeddings.public(self.texts)
+
+    async def arun(self) -> Rows:
+        """Answers, awaiting."""
+        return await self.embeddings.apublic(self.texts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingRound:
+    """The public candidates of one query and their embeddings, float64[candidates, width]."""
+
+    rows: AnswerRows
+    candidates: tuple[str, ...]
+    vectors: Rows
+
+    def outcome(self, released: Release) -> Outcome:
+        """Returns the candidate nearest to the released sum; the first of equals."""
+        # The mean is the sum over a public count, which changes no cosine.
+        near = cosines(np.asarray(released.values), self.vectors)
+        similarities = dict(zip(self.candidates, near.tolist(), strict=True))
+        return Outcome(self.candidates[int(near.argmax())], similarities=similarities)
+
+
+class EmbeddingSpace:
+    """Answers are embedded; the noisy sum of their unit vectors leaves the vault.
+
+    Args:
+      engine: completes private prompts.
+      embeddings: LangChain embeddings, or silent ones; they SEE the private answers.
+      fixed: the candidates of every query; embedded here.
+      max_tokens: most tokens of a private answer.
+      stop: what ends an answer.
+
+    Raises:
+      ConfigurationError: no embeddings, or fewer than two fixed candidates.
+      CapabilityError: see `SilentEmbeddings`.
+      UnsilencableModelError: see `SilentEmbeddings`.
+      ModelCallError: the embeddings could not be reached.
+    """
+
+    kind = "embedding"
+
+    def __init__(
+        self,
+        engine: TextBackend,
+        embeddings: Any,
+        *,
+        fixed: tuple[str, ...] | None,
+        max_tokens: int,
+        stop: Sequence[str],
+    ) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise fail("embeddings", "LangChain embeddings with aggregation='embedding'", type(embeddings).__name__)
+        if fixed is not None:
+            _check_candidates(fixed)
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=max_tokens, stop=stop)
+        self._fixed = None if fixed is None else (fixed, self.embeddings.public(fixed))
+
+    aggregation = UnitVectorSum()
+    mechanism = GaussianMechanism(1.0)
+
+    @property
+    def width(self) -> int:
+        """Columns of a row."""
+        return self._rows.width
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
+        """Embeds the candidates; those that are the same for every query only as far as to see who is out.
+
+        Raises:
+          ConfigurationError: there are fewer than two.
+          ModelCallError: the embeddings could not be reached.
+        """
+        del query
+        _check_candidates(candidates)
+        if self._fixed is not None:
+            yield _AskVectors(self.embeddings, candidates[:1])
+            return EmbeddingRound(self._rows, *self._fixed)
+        vectors = yield _AskVectors(self.embeddings, candidates)
+        return EmbeddingRound(self._rows, candidates, vectors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"embeddings": self.embeddings.name}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeywordRound:
+    """The public keywords of one query."""
+
+    rows: AnswerRows
+    words: tuple[str, ...]
+
+    def outcome(self, released: Release) -> Outcome:
+        """Returns the released keywords; the answer is still to be written."""
+        return Outcome(None, keywords=tuple(self.words[index] for index in released.indices or ()))
+
+
+class KeywordSpace:
+    """Which public keywords occur in answers is counted; the most common ones leave the vault, in order.
+
+    Args:
+      engine: completes private prompts.
+      domain: the keywords of every query; None: the words of the query and of the public candidates.
+      num_keywords: keywords of one release.
+      most: keywords of a domain that is made for a query; None: 256.
+      max_tokens: most tokens of a private answer.
+      stop: what ends an answer.
+
+    Raises:
+      ConfigurationError: a number is out of range, or the domain holds too few keywords.
+    """
+
+    kind = "keywords"
+    aggregation = KeywordSum()
+
+    def __init__(
+        self,
+        engine: TextBackend,
+        *,
+        domain: Sequence[str] | None,
+        num_keywords: int,
+        most: int | None,
+        max_tokens: int,
+        stop: Sequence[str],
+    ) -> None:
+        self._number = check_int("num_keywords", num_keywords, low=1, high=MAX_CHOICES)
+        self._most = check_int("max_keywords", MOST_KEYWORDS if most is None else most, low=self._number)
+        self._fixed = None if domain is None else self._checked(Keywords(domain))
+        self._engine = engine
+        self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
+
+    @property
+    def mechanism(self) -> JointExponentialMechanism:
+        """The mechanism, at any noise."""
+        return JointExponentialMechanism(1.0, num_choices=self._number)
+
+    @property
+    def width(self) -> int:
+        """Most columns of a row."""
+        return self._most if self._fixed is None else len(self._fixed)
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
+        """Makes the domain of the query.
+
+        Raises:
+          ConfigurationError: it holds fewer keywords than are to be released.
+        """
+        domain = self._fixed or self._checked(Keywords.of_texts([*query, *candidates], most=self._most))
+        return KeywordRound(AnswerRows.keywords(self._engine, domain, **self._options), domain.words)
+        yield  # a walk that asks nothing
+
+    def _checked(self, domain: Keywords) -> Keywords:
+        if len(domain) < self._number:
+            advice = "Lower num_keywords=, or give keyword_domain=, candidates= or more num_candidates=. Nothing was"
+            raise fail(
+                "keywords",
+                f"at least num_keywords={self._number} in the public domain",
+                len(domain),
+                advice + " charged.",
+            )
+        return domain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"num_keywords": self._number, "keywords": "made for each query" if self._fixed is None else "given"}
+
+
+Space: TypeAlias = EmbeddingSpace | KeywordSpace
+
+
+def cosines(vector: NDArray[np.float64], rows: Rows) -> NDArray[np.float64]:
+    """Returns float64[n]: the cosine of the angle to each row, 0 where either has no length; finite for all floats.
+
+    >>> cosines(np.array([3.0, 4.0]), np.array([[1.0, 0.0], [0.0, 0.0], [1e300, 1e300]])).round(2).tolist()
+    [0.6, 0.0, 0.99]
+    """
+    near: NDArray[np.float64] = _unit(rows) @ _unit(vector[None, :])[0]
+    return near
+
+
+def _unit(rows: Rows) -> Rows:
+    """Returns rows of length 1, or 0; divided by their largest number first, whose square may be no float."""
+    peak = np.abs(rows).max(axis=1, keepdims=True)  # [n, 1]
+    scaled = np.divide(rows, peak, out=np.zeros_like(rows), where=peak > 0)
+    length = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+    unit: Rows = np.divide(scaled, length, out=scaled, where=length > 0)
+    return unit
+
+
+def _check_candidates(candidates: tuple[str, ...]) -> None:
+    if len(candidates) < 2:
+        raise fail("candidates", "at least 2 distinct public answers to choose from", len(candidates), _TOO_FEW)

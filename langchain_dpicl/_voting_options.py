@@ -1,0 +1,163 @@
+"""Checks and defaults of the public options of answers to queries. Reads no record and spends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_dpicl._label_scorers import distinct_texts
+from langchain_dpicl.asking import TaskWording, template_text
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy._validate import check_choice, check_real, fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
+
+Votes: TypeAlias = Literal["hard", "soft", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class VotingTask:
+    """What is voted on, and how it reads. Public.
+
+    Attributes:
+      labels: every label an answer can have.
+      texts: what stands for each label in prompts and answers.
+      wording: how prompts read.
+      votes: "hard", "soft", or "text".
+      content_free: inputs that rows are, or may be, calibrated with; none: no calibration.
+    """
+
+    labels: tuple[str, ...]
+    texts: Mapping[str, tuple[str, ...]]
+    wording: TaskWording
+    votes: Votes
+    content_free: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        private: PrivateExamples,
+        *,
+        labels: Sequence[str] | None,
+        verbalizers: Mapping[str, str | Sequence[str]] | None,
+        votes: Votes,
+        calibrate: bool | None,
+        content_free: Sequence[str],
+        **wording: Any,
+    ) -> VotingTask:
+        """Checks the options and fills in defaults; `wording` is what `wording_of` takes.
+
+        Raises:
+          ConfigurationError: an option is out of range.
+        """
+        answers = labels_of(private, labels)
+        texts = texts_of(answers, verbalizers)
+        words = wording_of(private, texts=texts, **wording)
+        check_choice("votes", votes, ("hard", "soft", "text"))
+        names = words.input_variables
+        can_calibrate = votes != "text" and (len(names) == 1 or "input" in names)
+        is_wanted = can_calibrate if calibrate is None else calibrate
+        inputs = distinct_texts("content_free", content_free, least=1, empty=True) if is_wanted else ()
+        if inputs:
+            words.with_content(("",) * len(names), "")
+        return cls(answers, texts, words, votes, inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the task as JSON values, for reports."""
+        return {
+            **self.wording.to_dict(),
+            "labels": list(self.labels),
+            "verbalizers": {label: list(shown) for label, shown in self.texts.items()},
+            "votes": self.votes,
+            "content_free": list(self.content_free),
+        }
+
+
+def labels_of(private: PrivateExamples, labels: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the labels an answer can have: those given, or the declared ones."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    if labels is None and private.labels is None:
+        raise fail("labels", "the labels an answer can have (the examples declare none)", None)
+    return distinct_texts("labels", tuple(private.labels or ()) if labels is None else labels, least=2)
+
+
+def texts_of(
+    labels: tuple[str, ...], verbalizers: Mapping[str, str | Sequence[str]] | None
+) -> dict[str, tuple[str, ...]]:
+    """Returns what stands for each label, in the order of the labels."""
+    if verbalizers is None:
+        return {label: (f" {label}",) for label in labels}
+    if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
+        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", verbalizers)
+    listed = {label: verbalizers[label] for label in labels}
+    return {
+        label: distinct_texts("verbalizers", [texts] if isinstance(texts, str) else texts, least=1)
+        for label, texts in listed.items()
+    }
+
+
+def wording_of(
+    private: PrivateExamples,
+    *,
+    example_prompt: Any,
+    prefix: Any,
+    suffix: Any,
+    separator: str,
+    texts: Mapping[str, tuple[str, ...]] | None = None,
+) -> TaskWording:
+    """Returns the wording of prompts; by default text and label on a line each, labels as their first text."""
+    text_key, label_key = private.text_key, private.label_key
+    if (example_prompt is None or suffix is None) and label_key is None:
+        raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
+    if example_prompt is None:
+        example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
+    read = {label: words[0].strip() for label, words in (texts or {}).items()}
+    return TaskWording(
+        example_prompt=template_text("example_prompt", example_prompt),
+        suffix=template_text("suffix", f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix),
+        prefix=template_text("prefix", prefix),
+        separator=separator,
+        fields=private.fields,
+        shown={} if label_key is None else {label_key: read},
+    )
+
+
+def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
+    """Returns the mechanism's name: Gumbel noise unless scores leave."""
+    chosen = ("gaussian" if with_scores else "gumbel") if mechanism is None else mechanism
+    check_choice("mechanism", chosen, MECHANISMS)
+    if with_scores and chosen != "gaussian":
+        raise fail("mechanism", "'gaussian' with with_scores=True (the others release only an index)", chosen)
+    return chosen
+
+
+def check_abstention(labels: tuple[str, ...], below: float | None, answer: str) -> None:
+    """Refuses a share of votes that is none, and a text for abstaining that is a label."""
+    if below is not None:
+        check_real("abstain_below", below, low=0.0, high=1.0, low_open=True)
+    if not isinstance(answer, str) or not answer or answer in labels:
+        raise fail("abstain_label", f"a text that is none of {labels!r}", answer)
+
+
+def design_of(
+    private: PrivateExamples,
+    *,
+    rows: str | None,
+    num_slots: int | None,
+    shots_per_slot: int | None,
+    sampling: str,
+    overfill: float | None,
+) -> RowDesign | None:
+    """Returns the shape of rows that was asked for; None: the planner chooses."""
+    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
+        return None
+    return RowDesign.choose(
+        rows=rows,
+        num_slots=num_slots,
+        shots_per_slot=shots_per_slot,
+        sampling=sampling,
+        overfill=overfill,
+        smallest_size=private.public_size_of(None),
+    )

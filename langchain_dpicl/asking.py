@@ -1,0 +1,182 @@
+"""How a row's records and a public query become one prompt. Private text passes through `render` and is not kept.
+
+Knows no model, no label scores and no budget. A query is public: whoever asks may be told what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Any, TypeAlias
+
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import PromptValue
+
+from langchain_dpicl.curator import Record
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
+
+Query: TypeAlias = tuple[str, ...]
+"""The public values of the query's variables, in the order of `TaskWording.input_variables`."""
+Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
+"""(literal text, name of the field behind it or None) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWording:
+    r"""A few-shot prompt: prefix, one formatted example per record, suffix with the query.
+
+    Attributes:
+      example_prompt: template of one record, for instance `"Ticket: {text}\nQueue: {queue}"`.
+      suffix: template of the query, for instance `"Ticket: {input}\nQueue:"`; the model answers right after it.
+      prefix: template before the examples; may use the query's variables too.
+      separator: stands between the parts.
+      fields: the declared fields of the private records.
+      shown: by field, how declared values read in a prompt (labels as their verbalizers).
+
+    Raises:
+      ConfigurationError: unknown fields, no query variable, or anything but plain `{field}` names in the templates.
+    """
+
+    example_prompt: str
+    suffix: str
+    prefix: str
+    separator: str
+    fields: tuple[str, ...]
+    shown: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    _example: Pieces = field(init=False, repr=False)
+    _prefix: Pieces = field(init=False, repr=False)
+    _suffix: Pieces = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.separator, str):
+            raise fail("example_separator", "text", type(self.separator).__name__)
+        for name in ("example_prompt", "prefix", "suffix"):
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", _pieces(name, getattr(self, name)))
+        used = _names(self._example)
+        if not used or (unknown := sorted(set(used) - set(self.fields))):
+            found = unknown if used else self.example_prompt
+            advice = "Declare further fields with PrivateExamples(fields=...)."
+            raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", found, advice)
+        if not self.input_variables:
+            raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)
+
+    @property
+    def input_variables(self) -> tuple[str, ...]:
+        """The query's variables, in the order in which they appear."""
+        return tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix))))
+
+    def query(self, given: Any) -> Query:
+        """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
+
+        Retrieved documents are joined by blank lines. They are part of the query: public.
+
+        Raises:
+          ConfigurationError: a variable is missing, or the input is of another type.
+        """
+        names = self.input_variables
+        if not isinstance(given, Mapping):
+            if len(names) > 1:
+                raise fail("input", f"a dict with {list(names)}", type(given).__name__)
+            return (_text("input", given),)
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise fail("input", f"a dict with {list(names)}", f"{missing} missing")
+        return tuple(_text(f"input[{name!r}]", given[name]) for name in names)
+
+    def with_content(self, query: Query, text: str) -> Query:
+        """Returns the query with `text` in place of its content: of its one variable, or of `input`.
+
+        Raises:
+          ConfigurationError: several variables, none of which is called `input`.
+        """
+        names = self.input_variables
+        if len(names) == 1:
+            return (text,)
+        if "input" not in names:
+            raise fail("suffix", "one variable, or one called 'input', to calibrate", list(names))
+        return tuple(text if name == "input" else value for name, value in zip(names, query, strict=True))
+
+    def renderer(self, queries: Sequence[Query]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
+        """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
+        named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
+        ends = [(_filled(self._prefix, values), _filled(self._suffix, values)) for values in named]
+
+        def render(records: Sequence[Record]) -> tuple[str, ...]:
+            examples = [_filled(self._example, record, self.shown) for record in records]
+            return tuple(
+                self.separator.join([*([prefix] if prefix else []), *examples, suffix]) for prefix, suffix in ends
+            )
+
+        return render
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public wording as JSON values."""
+        return {
+            "example_prompt": self.example_prompt,
+            "prefix": self.prefix,
+            "suffix": self.suffix,
+            "example_separator": self.separator,
+        }
+
+
+def template_text(name: str, template: Any) -> str:
+    """Returns the text of an f-string template: a str or a `PromptTemplate` without partial variables.
+
+    Raises:
+      ConfigurationError: another type or template format.
+    """
+    if isinstance(template, str):
+        return template
+    text = getattr(template, "template", None)
+    is_plain = getattr(template, "template_format", None) == "f-string" and not getattr(
+        template, "partial_variables", None
+    )
+    if not isinstance(text, str) or not is_plain:
+        advice = "Chat templates and other formats are not rendered for private records."
+        raise fail(name, "text or a PromptTemplate in f-string format", type(template).__name__, advice)
+    return text
+
+
+def _pieces(name: str, template: Any) -> Pieces:
+    try:
+        parsed = list(Formatter().parse(template))
+    except (ValueError, TypeError):
+        parsed = None
+    plain = parsed is not None and not any(
+        found is not None and (not found.isidentifier() or spec or conversion) for _, found, spec, conversion in parsed
+    )
+    if parsed is None or not plain:
+        raise ConfigurationError(f"{name}: expected plain {{field}} names in an f-string template, found {template!r}.")
+    return tuple((literal, found) for literal, found, _, _ in parsed)
+
+
+def _names(pieces: Pieces) -> tuple[str, ...]:
+    return tuple(name for _, name in pieces if name is not None)
+
+
+def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """Fills a template byte for byte; values are never formatted again."""
+    out = ""
+    for literal, name in pieces:
+        out += literal
+        if name is not None:
+            value = values.get(name, "")
+            out += shown[name].get(value, value) if shown and name in shown else value
+    return out
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, PromptValue):
+        return value.to_string()
+    if isinstance(value, BaseMessage):
+        return str(value.text)
+    if isinstance(value, Sequence) and value and all(isinstance(item, Document) for item in value):
+        return "\n\n".join(item.page_content for item in value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise fail(name, "text, a message, a prompt value or documents", type(value).__name__)

@@ -1,0 +1,208 @@
+"""What one row of scores says about labels, and which first tokens tell labels apart. Pure; knows no engine, no prompt.
+
+Everything that reads a row takes that row alone and works in plain Python numbers, one after the other: no number of a
+row can depend on where the row stands or on what stands beside it. Whatever the numbers are, nothing here raises.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from langchain_dpicl.backends.base import Token
+from langchain_dpicl.exceptions import ConfigurationError
+
+LEAST_WEIGHT = sys.float_info.min
+"""Least content-free probability to divide by, where every label has a likelihood."""
+
+LEAST_REPORTED = 1e-6
+"""The same where labels may go unreported: that is no proof that they are impossible."""
+
+# Tokenizers cut before white space and before a sign inside a word; what is behind the cut is never in a first token.
+_FIRST_WORD = re.compile(r".[^\s!-/:-@\[-`{-~]*", re.DOTALL)
+
+
+def checked(verbalizers: object) -> tuple[tuple[str, ...], ...]:
+    """Returns the texts of each label.
+
+    Raises:
+      ConfigurationError: they are no lists of texts, fewer than two labels, a text is empty or no Unicode, or two
+        labels share one (white space around it does not count).
+    """
+    groups = _listed(verbalizers)
+    rows = [_listed(texts) for texts in groups or ()]
+    if groups is None or len(groups) < 2 or not all(row and all(map(_is_text, row)) for row in rows):
+        raise ConfigurationError(
+            "expected verbalizers as one list of non-empty texts for each of at least two labels, found "
+            f"{verbalizers!r}; a label with a single text is a list of one"
+        )
+    labels = tuple(tuple(dict.fromkeys(str(text) for text in row or ())) for row in rows)
+    known: dict[str, int] = {}
+    for place, text in ((place, text.strip()) for place, texts in enumerate(labels) for text in texts):
+        if known.setdefault(text, place) != place:
+            raise ConfigurationError(
+                f"expected verbalizers that differ between labels, found {text!r} for two of them; give others"
+            )
+    return labels
+
+
+def softmax(row: Sequence[float]) -> list[float]:
+    """Returns the probability of each text, from the log-likelihoods of all; NaN and infinities count as impossible.
+
+    A row without any possible text is zeros.
+    """
+    if math.isfinite(sum(row)):
+        top = max(row)
+        weights = [math.exp(value - top) for value in row]
+    else:  # or finite numbers add up to more than a float holds, which comes to the same here
+        top = max((value for value in row if math.isfinite(value)), default=0.0)
+        weights = [math.exp(value - top) if math.isfinite(value) else 0.0 for value in row]
+    total = sum(weights)  # >= 1 unless all are impossible: the likeliest text counts 1
+    return [weight / total for weight in weights] if total > 0.0 else weights
+
+
+def kept(row: Sequence[float]) -> list[float]:
+    """Returns the probability of each text as the engine gave it, as a logarithm; a sum above 1 is scaled down."""
+    weights = [math.exp(min(value, 0.0)) if math.isfinite(value) else 0.0 for value in row]
+    total = sum(weights)
+    return [weight / total for weight in weights] if total > 1.0 else weights
+
+
+def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list[float]:
+    """Returns [width] label probabilities: those of its texts, added.
+
+    Args:
+      texts: probability of each text.
+      places: the label of each text.
+      width: number of labels.
+    """
+    out = [0.0] * width
+    for value, place in zip(texts, places, strict=True):
+        out[place] += value
+    return out
+
+
+def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
+    """Returns [width] the labels' shares of their common mass; zeros where there is none.
+
+    Args:
+      reported: (label, probability of one of its tokens); what is no number above 0 counts as 0.
+      width: number of labels.
+    """
+    out = [0.0] * width
+    for place, value in reported:
+        if 0.0 < value < math.inf:
+            out[place] += min(value, 1.0)
+    total = sum(out)
+    return [value / total for value in out] if total > 0.0 else out
+
+
+def calibrated(own: list[float], content_free: Sequence[list[float]], *, least: float) -> list[float]:
+    """Returns `own` divided by the mean of `content_free`, renormalised.
+
+    Content-free rows of zeros (their calls failed) are left out of the mean; without any other, or where `own` is
+    zeros, `own` is returned as it is.
+
+    Args:
+      own: [labels] probabilities on the query.
+      content_free: [labels] each, on the content-free inputs of the same demonstrations.
+      least: no mean counts less than this.
+
+    Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0.
+    """
+    answered = [row for row in content_free if any(row)] if content_free and any(own) else []
+    if not answered:
+        return own
+    means = [sum(column) / len(answered) for column in zip(*answered, strict=True)]
+    ratios = [value / max(mean, least) for value, mean in zip(own, means, strict=True)]  # finite: own <= 1
+    top = max(ratios)
+    weights = [ratio / top for ratio in ratios]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tuple[Token, str]]) -> dict[Token, int]:
+    """Returns the tokens that begin texts of one label alone, and that label's place; case does not count.
+
+    Args:
+      labels: the texts of each label.
+      decoded: every token of the vocabulary and its text; white space in front of it does not count.
+
+    Raises:
+      ConfigurationError: a label has no token of its own.
+    """
+    begun = _beginnings(labels)
+    found: dict[Token, int] = {}
+    for token, text in decoded:
+        place = begun.get(text.lstrip().casefold())
+        if place is not None:
+            found[token] = place
+    return _each_has_one(labels, found, set(found.values()))
+
+
+def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
+    """Is `tokens_of_vocabulary` where the vocabulary is not known: every beginning that may be a token, as bytes.
+
+    With a space in front and without; as written, in lower and upper case, and capitalised; whole characters only. A
+    beginning that runs beyond the first word is taken, but tells no labels apart: tokens hardly ever do.
+
+    Raises:
+      ConfigurationError: a label has no beginning of its own in its first word.
+    """
+    begun = _beginnings(labels)
+    found: dict[Token, int] = {}
+    served: set[int] = set()
+    for text in chain.from_iterable(map(_spellings, chain.from_iterable(labels))):
+        word = _FIRST_WORD.match(text)
+        for length in range(1, len(text) + 1):
+            place = begun.get(text[:length].casefold())
+            if place is not None:
+                token = text[:length].encode()
+                found[token] = found[b" " + token] = place
+                if word is not None and length <= word.end():
+                    served.add(place)
+    return _each_has_one(labels, found, served)
+
+
+def _each_has_one(labels: Sequence[Sequence[str]], found: dict[Token, int], served: set[int]) -> dict[Token, int]:
+    missing = [texts for place, texts in enumerate(labels) if place not in served]
+    if missing:
+        raise ConfigurationError(
+            "expected verbalizers whose first tokens tell the labels apart (this model reports next tokens only), "
+            f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
+            'the first word of another, or take votes="text"'
+        )
+    return found
+
+
+def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:
+    """Returns every beginning of a folded text and its label; None where it begins texts of several."""
+    begun: dict[str, int | None] = {}
+    for place, texts in enumerate(labels):
+        for text in texts:
+            folded = text.strip().casefold()
+            for length in range(1, len(folded) + 1):
+                beginning = folded[:length]
+                begun[beginning] = place if begun.get(beginning, place) == place else None
+    return begun
+
+
+def _spellings(text: str) -> Iterator[str]:
+    plain = text.strip()
+    yield from dict.fromkeys((plain, plain.lower(), plain.capitalize(), plain.upper()))
+
+
+def _listed(values: object) -> Sequence[object] | None:
+    return values if isinstance(values, Sequence) and not isinstance(values, str | bytes) else None
+
+
+def _is_text(text: object) -> bool:
+    """Whether it is a text that says something and can be encoded (a lone surrogate cannot)."""
+    return (
+        isinstance(text, str)
+        and bool(text.strip())
+        and not any("\ud800" <= character <= "\udfff" for character in text)
+    )

@@ -1,0 +1,210 @@
+"""Any LangChain embeddings as an engine: private texts to vectors, in silence. Knows no mechanism and no provider.
+
+An answer to a private prompt is private, so embedding it is a private call: one text per call, straight to
+`embed_documents` or `aembed_documents`, under the covers of `silent`. What comes back is read there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from langchain_dpicl.backends._keeping import refuse_keepers
+from langchain_dpicl.backends._preflight import EMBEDDING, hush_clients
+from langchain_dpicl.backends._public import answered, probed
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.calls import Calls, limit_of
+from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, SilentModel
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+
+E = TypeVar("E", bound=Embeddings)
+
+_PROBE_TEXT = "Copper lanterns drift above the quiet harbour."
+_TEXT_ONLY = (
+    "OpenAIEmbeddings(..., check_embedding_ctx_length=False) sends text, as servers other than OpenAI's may need"
+)
+_ADVICE = (
+    "It takes embeddings whose embed_documents gives one list of finite numbers per text: check the model, and its "
+    f"base_url (OpenAI's and that of most servers ends in /v1). {_TEXT_ONLY}"
+)
+_TOKENS = f"It may also be the tokenizer that could not be downloaded: {_TEXT_ONLY}"
+_PROGRESS = ("show_progress_bar", "show_progress")
+
+
+class SilentEmbeddings:
+    """LangChain embeddings that nobody overhears, one row per text.
+
+    Formal guarantees:
+      - Row i of `rows` is computed from text i alone: each text is a call of its own, so neither padding nor another
+        text's failure moves it.
+      - A row has `dimension` finite numbers, as the model gives them (not normalised). A failed call, and an answer
+        that is no such row, is zeros; the content of a text raises nothing.
+      - No text and no vector reaches a LangChain callback, tracer, cache, log, warning or exception.
+
+    Args:
+      embeddings: any `langchain_core.embeddings.Embeddings` that keeps nothing: no cache-backed ones.
+      max_concurrency: calls in flight at once, over all threads and event loops; None: 32.
+      retry: how long each row's call is waited for.
+
+    Raises:
+      CapabilityError: these are no embeddings, or a probe with public text brings no vector of finite numbers.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds (the client's own retries and timeout come on top).
+      UnsilencableModelError: the embeddings, or inner ones that they hold, keep texts (a cache, a byte store, a
+        memoised method), hold a runnable or callback handler, start LangChain runs, are routed through the LangSmith
+        gateway, or somebody has instrumented them or the SDK they call.
+      ConfigurationError: `max_concurrency` is out of range.
+
+    >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+    >>> silent = SilentEmbeddings(DeterministicFakeEmbedding(size=3))
+    >>> silent.rows([Hidden("a private answer")]).shape
+    (1, 3)
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, *, max_concurrency: int | None = None, retry: RetryPolicy | None = None
+    ) -> None:
+        if not isinstance(embeddings, Embeddings):
+            found = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
+            raise CapabilityError(
+                f"expected LangChain embeddings (an instance, such as OpenAIEmbeddings(...)), found {found}"
+            )
+        refuse_keepers(embeddings)
+        self._model = _SilentEmbedder(_quiet_copy(embeddings))
+        self._calls = Calls(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._dimension = self._probed(sends_tokens=bool(getattr(embeddings, "check_embedding_ctx_length", False)))
+
+    def __repr__(self) -> str:
+        return f"SilentEmbeddings({self.name!r}, dimension={self._dimension})"
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers a row has, as the probe saw it."""
+        return self._dimension
+
+    def rows(self, texts: Sequence[Hidden[str]]) -> Rows:
+        """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
+        return self._stacked(self._calls.many([_request(text) for text in texts]))
+
+    async def arows(self, texts: Sequence[Hidden[str]]) -> Rows:
+        """Is `rows`, awaitable; texts are embedded concurrently."""
+        return self._stacked(await self._calls.amany([_request(text) for text in texts]))
+
+    def public(self, texts: Sequence[str]) -> Rows:
+        """Returns float64[texts, dimension] for PUBLIC texts, each by a call of its own as well.
+
+        Raises:
+          ModelCallError: a call failed, or brought no vector of `dimension` finite numbers.
+          ConfigurationError: these are no texts.
+        """
+        replies = self._calls.many([_request(text, explain="kind") for text in _public_texts(texts)])
+        return self._checked(replies)
+
+    async def apublic(self, texts: Sequence[str]) -> Rows:
+        """Is `public`, awaitable."""
+        replies = await self._calls.amany([_request(text, explain="kind") for text in _public_texts(texts)])
+        return self._checked(replies)
+
+    def _stacked(self, replies: Sequence[Reply]) -> Rows:
+        """Puts private replies into rows."""
+        rows: Rows = np.zeros((len(replies), self._dimension))
+        for place, reply in enumerate(replies):
+            if reply.answer is not None and _width(reply.answer) == self._dimension:
+                rows[place] = reply.answer.reveal().decision.answers
+        return rows
+
+    def _checked(self, replies: Sequence[Reply]) -> Rows:
+        """Puts public replies into rows, or raises."""
+        for reply in replies:
+            if _width(answered(self.name, reply)) != self._dimension:
+                raise ModelCallError(
+                    f"expected {self._dimension} finite numbers from a public call to {self.name}, as its probe "
+                    "brought, found something else. Check the model and call again"
+                )
+        return self._stacked(replies)
+
+    def _probed(self, *, sends_tokens: bool) -> int:
+        """Learns with public text how many numbers a vector has."""
+        reply = self._calls.probe(_request(Hidden(_PROBE_TEXT), explain="text"))
+        try:
+            width = _width(probed(self.name, reply, asked="the vector of a short text", advice=_ADVICE))
+        except ModelCallError as error:
+            raise ModelCallError(f"{error}. {_TOKENS}" if sends_tokens else str(error)) from None
+        if not width:
+            raise CapabilityError(f"{self.name} answered a public probe without a vector of finite numbers. {_ADVICE}")
+        return width
+
+
+class _SilentEmbedder(SilentModel):
+    """Embeddings behind the doors of silent models: they take a list of texts, as completion models do."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        super().__init__(embeddings, {}, takes=("completion", EMBEDDING))
+
+    def _door(self, number: int) -> Callable[..., Any]:
+        return partial((_embedded, _aembedded)[number], super()._door(number))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _Vector:
+    """What came back for one text, read; `silent` boxes it as it boxes a decision model's `answers`."""
+
+    answers: NDArray[np.float64] | None
+
+
+def _embedded(door: Callable[[list[str]], object], texts: list[str]) -> _Vector:
+    return _Vector(vector_of(door(texts)))
+
+
+async def _aembedded(door: Callable[[list[str]], Awaitable[object]], texts: list[str]) -> _Vector:
+    return _Vector(vector_of(await door(texts)))
+
+
+def vector_of(found: object) -> NDArray[np.float64] | None:
+    """Reads what embedding one text brought: float64[d]; None for all but one list of finite numbers."""
+    if not isinstance(found, list | tuple | np.ndarray) or len(found) != 1:
+        return None
+    try:
+        with np.errstate(all="ignore"):  # a caller's numpy error state is not a fault of this row
+            given = np.asarray(found[0])
+            numbers: NDArray[np.float64] = given.astype(np.float64) if given.dtype.kind in "fiu" else np.empty(0)
+    except Exception:  # noqa: BLE001  lists of unequal lengths, and whatever objects of foreign classes do
+        return None
+    return numbers if numbers.ndim == 1 and np.isfinite(numbers).all() else None
+
+
+def _request(text: Hidden[str] | str, *, explain: Literal["", "kind", "text"] = "") -> Request:
+    return Request(text if isinstance(text, Hidden) else Hidden(text), str, {}, explain=explain)
+
+
+def _public_texts(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError("expected a list of public texts, found something else; private ones go into rows()")
+    return list(texts)
+
+
+def _width(answer: Hidden[Any]) -> int:
+    """Returns how many numbers an answer has; 0: it is none."""
+    return 0 if answer.reveal().decision.answers is None else int(answer.reveal().decision.answers.size)
+
+
+def _quiet_copy(embeddings: E) -> E:
+    """Returns a copy without progress bars and spans of its own; what is no pydantic model is taken as it is."""
+    if not isinstance(embeddings, BaseModel):
+        return embeddings
+    fields = type(embeddings).model_fields
+    quiet = embeddings.model_copy(update=dict.fromkeys((name for name in _PROGRESS if name in fields), False))
+    hush_clients(quiet)
+    return quiet

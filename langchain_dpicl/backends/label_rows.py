@@ -1,0 +1,229 @@
+"""What an engine says about labels after private prompts, as probabilities. Knows no noise, no records and no ledger.
+
+One `Ask` scores all rows of a release, content-free prompts included, in one call of the engine; if that call raises
+or brings something else than rows, each prompt is scored alone, so that a fault stays in its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends._label_reading import calibrated, checked
+from langchain_dpicl.backends._label_scoring import Scorer, fitting, label_scorer
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
+from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.walk import Ask
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
+
+Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
+"""One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
+
+
+class LabelRows:
+    """Label probabilities of private prompts, one row each.
+
+    What is read depends on the engine, and `kind` says it:
+
+    - "whole labels": the likelihoods of all texts, normalised over them and summed per label.
+    - "decisions": the probabilities as the model gives them, summed per label; they may sum to less than 1.
+    - "text votes": 1 for the label that the answer names, or zeros.
+    - "first tokens": the probability of the tokens that begin texts of one label alone, renormalised over the labels.
+      The tokens are chosen at construction, from the vocabulary or from the texts alone, and are public.
+
+    Calibrated rows are divided by the mean of the same row's probabilities on its content-free prompts and
+    renormalised (Zhao et al., 2021). A content-free prompt that failed is left out of the mean; without any, the row
+    stays uncalibrated.
+
+    Formal guarantees:
+      - Row i is a function of its own prompts, the texts and public settings alone: no prompt, failure or number of
+        other rows moves a bit of it, wherever the engine's own rows have that property.
+      - Each row is >= 0 and sums to <= 1 (up to rounding); it is zeros where it is None or its query's call failed.
+      - Nothing raises for the content of a prompt; nothing of a prompt is kept once its `Ask` has answered.
+
+    Args:
+      engine: scores choices, or next tokens.
+      verbalizers: the texts of each label, which may be several; public, taken verbatim.
+      calibrate: whether content-free prompts are scored and divided by.
+
+    Raises:
+      ConfigurationError: the verbalizers are no lists of texts, two labels share one, or the engine cannot tell the
+        labels apart; or text votes are to be calibrated.
+      CapabilityError: the engine scores neither choices nor next tokens, or reports top tokens that are not bytes.
+
+    >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
+    >>> fake = FakeBackend(scripted({" card": 0.5, " cash": 0.25, " coin": 0.25}), max_top_k=3)
+    >>> rows = LabelRows(fake, [[" card"], [" cash", " coin"]], calibrate=False)
+    >>> rows.kind, rows.ask((("a private prompt",), None)).run().take().tolist()
+    ('whole labels', [[0.5, 0.5], [0.0, 0.0]])
+    """
+
+    def __init__(
+        self, engine: ChoiceBackend | NextTokenBackend, verbalizers: Sequence[Sequence[str]], *, calibrate: bool
+    ) -> None:
+        labels = checked(verbalizers)
+        self._scorer = label_scorer(engine, labels)
+        if calibrate and self._scorer.kind == "text votes":
+            raise ConfigurationError(
+                f"expected calibrate=False with text votes, found calibrate={calibrate!r}: a vote is no probability; "
+                "take a model with logprobs to calibrate"
+            )
+        self._calibrate = bool(calibrate)
+
+    def __repr__(self) -> str:
+        return f"LabelRows(kind={self.kind!r}, width={self.width}, calibrates={self._calibrate})"
+
+    @property
+    def kind(self) -> str:
+        """What is read of the engine: "whole labels", "decisions", "first tokens" or "text votes"."""
+        return self._scorer.kind
+
+    @property
+    def width(self) -> int:
+        """Number of labels."""
+        return self._scorer.width
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether probabilities are divided by those on content-free prompts."""
+        return self._calibrate
+
+    def ask(self, prompts: Prompts) -> Ask:
+        """Returns what asks for float64[prompts, labels], boxed; it answers once.
+
+        Args:
+          prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
+        """
+        return _AskLabels(self._scorer, prompts if self._calibrate else tuple(row and row[:1] for row in prompts))
+
+    def ask_public(self, prompts: tuple[str, ...]) -> Ask:
+        """Returns what asks for float64[labels] after a PUBLIC prompt; zeros: the answer names no label.
+
+        Args:
+          prompts: (prompt with the query, prompt with content-free input 1, ...).
+
+        The answer raises ModelCallError where a call failed, one on a content-free input included.
+        """
+        return _AskPublicLabels(self._scorer, prompts if self._calibrate else prompts[:1])
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class _AskLabels:
+    """Asks for the private rows of one release; its answer goes to the aggregation and nowhere else."""
+
+    scorer: Scorer[Any]
+    prompts: Prompts
+    is_answered: bool = field(default=False)
+
+    def run(self) -> Boxed:
+        """Answers, blocking."""
+        self._once()
+        try:
+            # Whatever private stands in the frames below, a stop is raised anew from a frame without it.
+            return guarded(self._rows) or self._nothing()
+        finally:
+            self.prompts = ()
+
+    async def arun(self) -> Boxed:
+        """Answers, awaiting."""
+        self._once()
+        try:
+            return await aguarded(self._arows) or self._nothing()
+        finally:
+            self.prompts = ()
+
+    def _once(self) -> None:
+        """A second answer would have no rows, as if every record were gone."""
+        if self.is_answered:
+            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+        self.is_answered = True
+
+    def _nothing(self) -> Boxed:
+        return Boxed(np.zeros((len(self.prompts), self.scorer.width)))
+
+    def _texts(self) -> list[str]:
+        return [text for row in self.prompts if row for text in row]
+
+    def _rows(self) -> Boxed:
+        texts = self._texts()
+        found: Sequence[Any] | None = guarded(lambda: self._score(texts)) if texts else ()
+        if found is None:
+            found = [_only(guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
+        return self._read(found)
+
+    async def _arows(self) -> Boxed:
+        texts = self._texts()
+        found: Sequence[Any] | None = await aguarded(lambda: self._ascore(texts)) if texts else ()
+        if found is None:
+            found = [
+                _only(await aguarded(lambda text=text: self._ascore([text])))  # type: ignore[misc]
+                for text in texts
+            ]
+        return self._read(found)
+
+    def _score(self, texts: list[str]) -> list[Any] | None:
+        return self._split(self.scorer.score(texts), len(texts))
+
+    async def _ascore(self, texts: list[str]) -> list[Any] | None:
+        return self._split(await self.scorer.ascore(texts), len(texts))
+
+    def _split(self, rows: object, num_rows: int) -> list[Any] | None:
+        found = fitting(rows, num_rows, self.scorer.columns)
+        return None if found is None else self.scorer.split(found)
+
+    def _read(self, found: Sequence[Any]) -> Boxed:
+        """Reads each row from the scores of its own prompts, which stand one after the other."""
+        width = self.scorer.width
+        rows: list[list[float]] = []
+        first = 0
+        for texts in self.prompts:
+            row: list[float] | None = None
+            if texts:
+                own = found[first : first + len(texts)]
+                first += len(texts)
+                row = guarded(lambda own=own: self.scorer.row(own))  # type: ignore[misc]
+            rows.append(row or [0.0] * width)
+        return Boxed(np.array(rows, dtype=np.float64).reshape(len(rows), width))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskPublicLabels:
+    """Asks for the label probabilities of one public prompt."""
+
+    scorer: Scorer[Any]
+    prompts: tuple[str, ...]
+
+    def run(self) -> NDArray[np.float64]:
+        """Answers, blocking."""
+        try:
+            return self._read([self.scorer.public(prompt) for prompt in self.prompts])
+        except DPICLError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Answers, awaiting."""
+        try:
+            return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
+        except DPICLError:
+            raise
+        except Exception as error:
+            raise _failed(error) from error
+
+    def _read(self, found: Sequence[list[float]]) -> NDArray[np.float64]:
+        own, *free = found
+        return np.array(calibrated(own, free, least=self.scorer.least), dtype=np.float64)
+
+
+def _only(scores: list[Any] | None) -> Any:
+    return None if scores is None else scores[0]
+
+
+def _failed(error: Exception) -> ModelCallError:
+    """What an engine raised on a public prompt is public; its type says most."""
+    return ModelCallError(f"the public model call failed with {type(error).__name__}. Check the model and call again.")

@@ -1,0 +1,92 @@
+"""Binds private examples to a budget and declares the share of one component, in the one safe order.
+
+Knows plans and ledgers; reads no record, makes no call and spends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from langchain_dpicl.curator import check_fixed_size
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.plans import ReleasePlan
+
+
+class SharePlan(Protocol):
+    """What a component plans to release, in numbers that are public."""
+
+    @property
+    def release(self) -> ReleasePlan:
+        """How one thing is released; where labels split the units, of the first label."""
+
+    @property
+    def epsilon(self) -> float:
+        """Upper bound of all of it at `delta`."""
+
+    @property
+    def delta(self) -> float:
+        """The share's delta, the declared gap of the noise included."""
+
+    @property
+    def implementation_delta(self) -> float:
+        """The declared gap of the noise."""
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """What may run, and how often."""
+
+
+def declare_share(
+    private: PrivateExamples,
+    budget: Budget,
+    plan: SharePlan,
+    *,
+    component: str,
+    epsilon: float | None,
+    public: Mapping[str, Any],
+) -> Share:
+    """Binds the examples to the budget's ledger and sets the plan's share aside.
+
+    Formal guarantees:
+      - What can be refused is refused before the examples are bound, and nothing is charged.
+
+    Args:
+      private: the examples.
+      budget: who pays.
+      plan: what is paid for.
+      component: public name, one per share.
+      epsilon: the share; None: what the plan costs.
+      public: parameters to show in reports.
+
+    Raises:
+      ConfigurationError: a public fault.
+      PrivacyBudgetError: the share does not fit, is sealed on other terms, or the examples are another ledger's.
+    """
+    private.check_delta(budget.delta)
+    budget.check_fits(component, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
+    budget.bind(private)
+    check_fixed_size(private, plan.release, ledger_id=budget.ledger_id)
+    return budget.declare(
+        component,
+        tickets=plan.tickets(),
+        partition=private.dataset_id,
+        epsilon=epsilon,
+        delta=plan.delta,
+        implementation_delta=plan.implementation_delta,
+        public=public,
+    )
+
+
+def share_of_delta(budget: Budget, *, epsilon: float | None, delta: float | None) -> float:
+    """Returns the delta of a share: what is given, or in proportion to its epsilon.
+
+    Raises:
+      ConfigurationError: neither is given.
+    """
+    if delta is not None:
+        return delta
+    if epsilon is None:
+        raise ConfigurationError("epsilon: expected this component's share of the budget, found None.")
+    return budget.default_delta(epsilon)

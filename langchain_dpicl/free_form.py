@@ -1,0 +1,357 @@
+"""DPFreeFormRunnable: answers in free form from private examples, by their embeddings or keywords (Wu et al., 2024).
+
+Knows wording, plans and what is asked in public; rows, sums and noise are the curator's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import RunnableConfig
+from pydantic import Field
+from typing_extensions import override
+
+from langchain_dpicl._answer_spaces import EmbeddingSpace, KeywordSpace, Outcome, Round, Space
+from langchain_dpicl._candidates import KEYWORDS, PublicModel, PublicSide, answer_template
+from langchain_dpicl._voting_options import design_of, wording_of
+from langchain_dpicl.asking import Query
+from langchain_dpicl.backends.resolve import as_text_backend
+from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import Record, release_once
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.query_planning import plan_queries
+from langchain_dpicl.querying import Exhausted, QueryRunnable
+from langchain_dpicl.receipts import FreeFormResult, Receipt
+from langchain_dpicl.run_events import tells_refusals
+from langchain_dpicl.tenants import Tenant, Tenants
+
+AnswerSpace: TypeAlias = Literal["embedding", "keywords"]
+
+_MOST_OWED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is ready before a ticket is taken; all of it public."""
+
+    render: Callable[[Sequence[Record]], str]
+    zero_shot: str
+    round: Round
+
+
+class DPFreeFormRunnable(QueryRunnable):
+    r"""Answers each query with a text that many private few-shot prompts agree on, under differential privacy.
+
+    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt with the
+    query behind it, and each prompt is answered in the model's own words, in silence. No private answer leaves:
+
+    - "embedding": answers are embedded, in silence, and the noisy sum of their unit vectors is released. The answer is
+      the nearest of candidates that were written in public.
+    - "keywords": which words of a public domain occur in the answers is counted, and an ordered list of common ones is
+      released. The public model writes the answer from them.
+
+    Formal guarantees:
+      - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
+        delta, for adaptively chosen queries; epsilon is an upper bound.
+      - Candidates and keywords come from public calls, which see no private record and come before the ticket.
+      - A row that fails, or answers nothing, adds zeros; one record moves one row.
+      - A release whose answer could not be written is kept for its tenant: asking again is free.
+
+    Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
+    wording's variables. Queries are public: they are not protected, whatever they hold; the private records are.
+
+    Example:
+      >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> solved = [
+      ...     {"question": "card stuck?", "answer": "a new card"},
+      ...     {"question": "pin lost?", "answer": "a new pin"},
+      ... ]
+      >>> private = PrivateExamples(solved, text_key="question", fields=("answer",), public_size=2_000)
+      >>> helper = DPFreeFormRunnable.from_private_examples(
+      ...     private,
+      ...     llm=EmbeddedLLM(),
+      ...     embeddings=DeterministicFakeEmbedding(size=16),
+      ...     candidates=["a new card", "a new pin"],
+      ...     example_prompt="Q: {question}\nA: {answer}",
+      ...     suffix="Q: {input}\nA:",
+      ...     budget=Budget(epsilon=2.0, delta=1e-6),
+      ...     epsilon=1.0,
+      ...     max_queries=10,
+      ... )
+      >>> helper.invoke("my card is stuck") in {"a new card", "a new pin"}
+      True
+    """
+
+    space: Any = Field(exclude=True, repr=False)
+    """Where answers are compared."""
+
+    public: Any = Field(exclude=True, repr=False)
+    """Who is asked in public."""
+
+    answer_prompt: Any = Field(default=None, exclude=True, repr=False)
+    """The template that an answer is written from; None where candidates are chosen from."""
+
+    owed: Any = Field(exclude=True, repr=False)
+    """Releases by tenant whose answer is still to be written; shared by all copies."""
+
+    @classmethod
+    @tells_refusals("DPFreeFormRunnable")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        max_queries: int,
+        aggregation: AnswerSpace = "embedding",
+        embeddings: Embeddings | None = None,
+        candidates: Any = None,
+        candidates_llm: Any = None,
+        num_candidates: int = 20,
+        keyword_domain: Sequence[str] | None = None,
+        num_keywords: int = 10,
+        max_keywords: int | None = None,
+        answer_prompt: str | BasePromptTemplate[Any] | None = None,
+        max_tokens: int = 64,
+        stop: Sequence[str] = ("\n",),
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        example_prompt: Any = None,
+        prefix: str = "",
+        suffix: str | None = None,
+        example_separator: str = "\n\n",
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+        on_exhausted: Exhausted = "raise",
+        memo_size: int = 256,
+        tenant_max_queries: int | None = None,
+        with_receipt: bool = False,
+        progress: bool | None = None,
+        component: str | None = None,
+        name: str | None = None,
+    ) -> DPFreeFormRunnable:
+        """Plans the noise, declares the share and returns a Runnable that has not spent anything yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
+          llm: an engine that completes text, an object that carries one, or a LangChain chat or completion model; see
+            `backends.resolve.as_text_backend`. It SEES the private prompts.
+          max_queries: queries that the share pays for.
+          aggregation: "embedding" or "keywords", as above.
+          embeddings: LangChain embeddings, for "embedding". They SEE the private answers.
+          candidates: public answers: a list, or a Runnable or function that gives one for a query's text (its variables
+            as a dict, where there are several). Never from private records. By default the public model writes them.
+          candidates_llm: the public model: it writes candidates, the zero-shot answer and the answer from keywords, in
+            the open, with settings of its own. A Runnable from a prompt to text, or an engine; by default `llm`.
+          num_candidates: answers that the public model is asked for, where it writes the candidates. Equal ones count
+            once, so it needs a temperature above 0.
+          keyword_domain: the public keywords; by default the words of the query and of the candidates.
+          num_keywords: keywords of one release.
+          max_keywords: keywords of a domain that is made for a query, at most; 256 by default.
+          answer_prompt: template of the prompt that the public model writes the answer from, with {keywords} and the
+            query's variables; by default the prompt without examples, under a line with the keywords.
+          max_tokens: most tokens of a private answer (and of public ones, where an engine writes them).
+          stop: what ends answers, private and public ones.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          example_prompt: template of one record; by default text and label on a line each.
+          prefix: template before the examples.
+          suffix: template of the query, behind the examples; the answer is what follows.
+          example_separator: stands between the parts.
+          rows: "units" (every sampled unit is a one-shot prompt; the default) or "slots" (k-shot prompts).
+          num_slots: number of slots, or expected number of unit rows.
+          shots_per_slot: records per slot; 1 for unit rows.
+          sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
+          overfill: expected units per shot of a slot.
+          on_exhausted: "raise", or "zero_shot": the public model's own answer, free, and marked so in the receipt.
+          memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
+          tenant_max_queries: charged queries per tenant in this process (`config["configurable"]["tenant"]`); None:
+            as many as the ledger allows.
+          with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
+          progress: whether batches show a bar; None: on a terminal.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          name: the Runnable's name in traces.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          CapabilityError: the model cannot write text, or the embeddings are none.
+          UnsilencableModelError: the model or the embeddings cannot be called in silence.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ModelCallError: the model or the embeddings could not be reached.
+
+        Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models.
+        """
+        spender = resolve_budget(budget, config)
+        is_embedded = _check_space(
+            private, aggregation, embeddings, candidates, only_keywords=(keyword_domain, max_keywords, answer_prompt)
+        )
+        wording = wording_of(
+            private, example_prompt=example_prompt, prefix=prefix, suffix=suffix, separator=example_separator
+        )
+        writes = None if is_embedded else answer_template(wording, answer_prompt)
+        check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
+        check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
+        tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
+        shape = {"rows": rows, "num_slots": num_slots, "shots_per_slot": shots_per_slot}
+        design = design_of(private, **shape, sampling=sampling, overfill=overfill)  # type: ignore[arg-type]
+        ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop or ()}
+        engine = as_text_backend(llm)
+        public = PublicSide(
+            PublicModel(llm, **ends),
+            writer=None if candidates_llm is None else PublicModel(candidates_llm, **ends),
+            candidates=candidates,
+            count=num_candidates if keyword_domain is None else 0,
+        )
+        space: Space = (
+            EmbeddingSpace(engine, embeddings, fixed=public.fixed, **ends)
+            if is_embedded
+            else KeywordSpace(engine, domain=keyword_domain, num_keywords=num_keywords, most=max_keywords, **ends)
+        )
+        plan = plan_queries(
+            private.public_size_of(None),
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            max_queries=max_queries,
+            aggregation=space.aggregation,
+            mechanism=space.mechanism,
+            noise_multiplier=noise_multiplier,
+            design=design,
+            width=space.width,
+            partition=private.dataset_id,
+        )
+        said = {"answers": aggregation, "model": getattr(engine, "name", type(engine).__name__), "writer": public.name}
+        asked = {"candidates_are": public.kind, "num_candidates": num_candidates, "max_tokens": max_tokens}
+        share = declare_share(
+            private,
+            spender,
+            plan,
+            component=component if component is not None else spender.fresh_name("free-form"),
+            epsilon=epsilon,
+            public={
+                **plan.to_dict(),
+                **wording.to_dict(),
+                **said,
+                **asked,
+                "stop": list(ends["stop"]),
+                **space.to_dict(),
+            },
+        )
+        handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
+        options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
+        own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=_MOST_OWED)}
+        return cls(**handles, **options, **own, tenants=tenants)
+
+    @property
+    @override
+    def OutputType(self) -> Any:
+        return FreeFormResult if self._gives_receipts else str
+
+    @override
+    def _prepared(self, query: Query, config: RunnableConfig) -> Walk[_Asked]:
+        """Asks for candidates, and so whether everybody whom the release needs is there."""
+        prompts = self.wording.renderer([query])
+        named = dict(zip(self.wording.input_variables, query, strict=True))
+        said = yield from self.public.before(prompts(())[0], named, config)
+        ready = yield from self.space.prepared(query, said.candidates)
+        return _Asked(lambda records: prompts(records)[0], said.zero_shot, ready)
+
+    @override
+    def _released(self, query: Query, prepared: _Asked, ticket: Reservation, config: RunnableConfig) -> Walk[Outcome]:
+        source = prepared.round.rows
+        released = yield from release_once(
+            self.private,
+            ticket,
+            plan=self.plan.release,
+            rows=source.ask,
+            render=prepared.render,
+            width=source.width,
+        )
+        outcome: Outcome = prepared.round.outcome(released)
+        return outcome
+
+    @override
+    def _recalled(self, tenant: Tenant, query: Query) -> Outcome | None:
+        owed: Outcome | None = self.owed.recall(tenant, query)
+        return super()._recalled(tenant, query) if owed is None else owed
+
+    @override
+    def _finished(self, tenant: Tenant, query: Query, outcome: Outcome, config: RunnableConfig) -> Walk[Outcome]:
+        """Writes the answer from keywords that were released; until it is written, the tenant is owed it."""
+        if outcome.answer is None:
+            owed = outcome
+            self.owed.remember(tenant, query, owed)  # before anything can fail, or be cancelled
+            answer = yield from self._written(query, owed.keywords or (), config)
+            outcome = dataclasses.replace(owed, answer=answer)
+            self.owed.forget(tenant, query, owed)
+        finished: Outcome = yield from super()._finished(tenant, query, outcome, config)
+        return finished
+
+    def _written(self, query: Query, keywords: tuple[str, ...], config: RunnableConfig) -> Walk[str]:
+        named = dict(zip(self.wording.input_variables, query, strict=True))
+        prompt = self.answer_prompt.format_prompt(**named, **{KEYWORDS: ", ".join(keywords)})
+        try:
+            answer: str = yield from self.public.write(prompt, config)
+        except ModelCallError as error:
+            failed = str(error).rstrip(". ")
+        else:
+            return answer
+        raise ModelCallError(
+            f"{failed}. The release stays charged and is kept: asking again, as the same tenant and in this process, "
+            f"writes the answer for free from its keywords, {list(keywords)}"
+        )
+
+    @override
+    def _zero_shot(self, query: Query, prepared: _Asked, config: RunnableConfig) -> Walk[Outcome]:
+        return Outcome(prepared.zero_shot)
+        yield  # a walk that asks nothing
+
+    @override
+    def _shown(self, outcome: Outcome, receipt: Receipt | None) -> str | FreeFormResult:
+        answer = outcome.answer or ""
+        if receipt is None:
+            return answer
+        return FreeFormResult(
+            answer=answer, keywords=outcome.keywords, similarities=outcome.similarities, receipt=receipt
+        )
+
+
+def _check_space(
+    private: Any, aggregation: Any, embeddings: Any, candidates: Any, *, only_keywords: tuple[Any, Any, Any]
+) -> bool:
+    """Returns whether answers are compared as embeddings; refuses options that would count for nothing."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    check_choice("aggregation", aggregation, ("embedding", "keywords"))
+    if aggregation == "keywords":
+        if embeddings is not None:
+            raise fail("embeddings", "None with aggregation='keywords'", type(embeddings).__name__)
+        if only_keywords[0] is not None and (only_keywords[1] is not None or candidates is not None):
+            advice = "They would make another domain; leave them out."
+            raise fail("keyword_domain", "no max_keywords= and no candidates= beside it", "one of them", advice)
+        return False
+    if any(option is not None for option in only_keywords):
+        named = "keyword_domain, max_keywords, answer_prompt"
+        raise fail(named, "None with aggregation='embedding'", "one of them")
+    return True

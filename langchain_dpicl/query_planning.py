@@ -1,0 +1,313 @@
+"""Plans of private answers to queries: calibrates their noise, and compares shapes of rows at equal epsilon.
+
+Knows public numbers only, and one stated guess: how far rows agree. Never sees a record, a query or a model's answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.aggregation import Aggregation, ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.amounts import check_name, effective_delta
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
+from langchain_dpicl.recommendation import agreement_of
+from langchain_dpicl.signal import occupancy
+
+__all__ = [
+    "QUERY_TEMPLATE",
+    "QueryOption",
+    "QueryPlan",
+    "compare_queries",
+    "plan_queries",
+    "query_signal",
+    "recommended_design",
+]
+
+# Shots per slot that are compared, as far as they divide the records.
+_SHOTS = (1, 2, 4, 8, 16)
+
+
+def plan_queries(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    max_queries: int,
+    width: int,
+    adjacency: Adjacency = "add_remove",
+    aggregation: Aggregation | None = None,
+    mechanism: Mechanism | str = "gumbel",
+    noise_multiplier: float | None = None,
+    design: RowDesign | None = None,
+    constants: Sequence[float] = (),
+    partition: str = "private-examples",
+    is_rough: bool = False,
+) -> QueryPlan:
+    """Calibrates the noise of `max_queries` answers to `epsilon`, or prices a given noise.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
+      delta: the share's delta.
+      max_queries: answers that the share pays for, each on a fresh secret sample.
+      width: candidates of one release, `constants` included.
+      adjacency: neighbouring relation.
+      aggregation: how rows add up; `VoteSum()` by default.
+      mechanism: a mechanism, whose noise is replaced, or the name of one.
+      noise_multiplier: given noise; None calibrates.
+      design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`.
+      constants: public scores of further candidates, such as one to abstain.
+      partition: the data set's public id.
+      is_rough: whether many plans are compared: calibrates several times faster, with a few percent more noise.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    check_adjacency(adjacency)
+    check_delta(delta)
+    check_int("public_size", public_size, low=1)
+    check_int("max_queries", max_queries, low=1)
+    check_int("width", width, low=len(constants) + 1)
+    check_name("partition", partition)
+    shape = _checked(design or RowDesign.choose(smallest_size=public_size), adjacency)
+    if noise_multiplier is None and epsilon is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    release = ReleasePlan(
+        sampler=shape.sampler(public_size),
+        aggregation=VoteSum() if aggregation is None else aggregation,
+        mechanism=mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism,
+        adjacency=adjacency,
+        constants=tuple(constants),
+    ).with_noise(check_positive("noise_multiplier", 1.0 if noise_multiplier is None else noise_multiplier))
+    draft = QueryPlan(release, max_queries, width, shape, public_size, partition, epsilon=0.0, delta=delta)
+    if noise_multiplier is None:
+        target = check_epsilon(epsilon)
+        draft = dataclasses.replace(_calibrated(draft, target, is_rough=is_rough), epsilon=target)
+        if is_rough:
+            return draft  # the coarse price is a bound as well; a fine one would take longer than the search
+    bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
+    return dataclasses.replace(draft, epsilon=bound)
+
+
+def _checked(design: RowDesign, adjacency: Adjacency) -> RowDesign:
+    """Returns the design checked anew: one built by hand has seen no check."""
+    shape = RowDesign.choose(**dataclasses.asdict(design))
+    if shape.sampling == "fixed" and adjacency != "replace_one":
+        raise fail("sampling", "'poisson' (a fixed-size sample needs adjacency='replace_one')", shape.sampling)
+    return shape
+
+
+def _pricing_delta(plan: QueryPlan) -> float:
+    left = effective_delta(plan.delta, plan.implementation_delta)
+    if left <= 0:
+        raise fail("delta", f"more than the noise's declared gap {plan.implementation_delta:.3g}", plan.delta)
+    return left
+
+
+def _with_noise(plan: QueryPlan, noise_multiplier: float) -> QueryPlan:
+    return dataclasses.replace(plan, release=plan.release.with_noise(noise_multiplier))
+
+
+def _calibrated(plan: QueryPlan, epsilon: float, *, is_rough: bool) -> QueryPlan:
+    noise = accounting.calibrate(
+        lambda x: _with_noise(plan, x).event(),
+        epsilon=epsilon,
+        delta=_pricing_delta(plan),
+        adjacency=plan.release.adjacency,
+        is_rough=is_rough,
+    )
+    return _with_noise(plan, noise)
+
+
+# -- comparison --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOption:
+    """One shape of rows with one mechanism, at the asked epsilon.
+
+    Attributes:
+      plan: the plan; its noise is up to a few percent above what `plan_queries` finds.
+      agreement: guessed chance that a row of this shape votes for the right label.
+      right_label_prob: expected chance of releasing the right label.
+      private_calls: expected private model calls of all queries, one per row.
+    """
+
+    plan: QueryPlan
+    agreement: float
+    right_label_prob: float
+    private_calls: int
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Sorts best first: right labels to a tenth of a percent, then fewer calls, then the default mechanism."""
+        return -round(self.right_label_prob, 3), self.private_calls, MECHANISMS.index(self.plan.release.mechanism.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the option's public numbers."""
+        design = self.plan.design
+        return {
+            "mechanism": self.plan.release.mechanism.name,
+            "rows": design.rows,
+            "num_slots": design.num_slots,
+            "shots_per_slot": design.shots_per_slot,
+            "sampling": design.sampling,
+            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "agreement": round(self.agreement, 4),
+            "right_label_prob": round(self.right_label_prob, 4),
+            "private_calls": self.private_calls,
+        }
+
+
+def query_signal(plan: QueryPlan, *, one_shot: float) -> dict[str, float]:
+    """Returns the expected signal of one answer, with the guessed agreement it rests on.
+
+    Args:
+      plan: the plan to look at.
+      one_shot: guessed chance that a one-shot row votes for the right label; rows that see more agree more.
+    """
+    agreement = agreement_of(occupancy(plan.release, plan.public_size).shots, one_shot=one_shot)
+    return {"agreement": agreement, **plan.expected_signal(agreement)}
+
+
+def compare_queries(
+    public_size: int,
+    *,
+    epsilon: float,
+    delta: float,
+    max_queries: int,
+    labels: int,
+    adjacency: Adjacency = "add_remove",
+    aggregation: VoteSum | ProbabilitySum | None = None,
+    mechanisms: Sequence[str] = MECHANISMS,
+    base: RowDesign | None = None,
+    abstain_below: float | None = None,
+    agreement: float = 0.6,
+) -> list[QueryOption]:
+    """Returns designs at equal records per query and equal epsilon, best first (see `QueryOption.rank`).
+
+    Unit rows and slots of 1, 2, 4 ... shots with the first mechanism; then the other mechanisms on the best of them.
+    Shapes of more rows than declared units are left out.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: the share.
+      delta: its delta.
+      max_queries: answers that the share pays for.
+      labels: labels an answer can have.
+      adjacency: neighbouring relation.
+      aggregation: how rows add up; `VoteSum()` by default.
+      mechanisms: names, at least one; shapes are compared with the first.
+      base: starting shape; its records per query (`num_slots * shots_per_slot`) are kept.
+      abstain_below: share of the expected rows, the constant score of a further candidate; None: there is none.
+      agreement: guessed chance that a one-shot row votes for the right label.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range, or the starting shape has more rows than units.
+    """
+    check_int("labels", labels, low=2)
+    check_int("public_size", public_size, low=1)
+    check_real("agreement", agreement, low=0.0, high=1.0)
+    if abstain_below is not None:
+        check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
+    if not mechanisms:
+        raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
+    start = base or RowDesign.choose(smallest_size=public_size)
+
+    def option(mechanism: str, design: RowDesign) -> QueryOption:
+        constants = () if abstain_below is None else (abstain_below * expected_rows(design, public_size),)
+        plan = plan_queries(
+            public_size,
+            epsilon=epsilon,
+            delta=delta,
+            max_queries=max_queries,
+            width=labels + len(constants),
+            adjacency=adjacency,
+            aggregation=aggregation,
+            mechanism=check_choice("mechanism", mechanism, MECHANISMS),
+            design=design,
+            constants=constants,
+            is_rough=True,
+        )
+        signal = query_signal(plan, one_shot=agreement)
+        return QueryOption(plan, signal["agreement"], signal["right_label_prob"], plan.cost().private_calls)
+
+    first, *others = dict.fromkeys(mechanisms)
+    shapes = [start, *(shape for shape in _shapes(start) if shape != start and shape.num_slots <= public_size)]
+    found = [option(first, shape) for shape in shapes]
+    best = min(found, key=lambda one: one.rank).plan.design
+    found += [option(name, best) for name in others]
+    return sorted(found, key=lambda one: one.rank)
+
+
+def recommended_design(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    max_queries: int,
+    labels: int,
+    adjacency: Adjacency = "add_remove",
+    mechanism: str = "gumbel",
+) -> RowDesign:
+    """Returns the best shape of rows at 40 records per query, or as many as there are units if they are fewer.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: the share; None, where noise is given instead: `RowDesign.choose`, without a comparison.
+      delta: its delta.
+      max_queries: answers that the share pays for.
+      labels: labels an answer can have.
+      adjacency: neighbouring relation.
+      mechanism: "gumbel", "gaussian" or "permute_and_flip".
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    if epsilon is None:
+        return RowDesign.choose(smallest_size=check_int("public_size", public_size, low=1))
+    options = compare_queries(
+        public_size,
+        epsilon=epsilon,
+        delta=delta,
+        max_queries=max_queries,
+        labels=labels,
+        adjacency=adjacency,
+        mechanisms=(mechanism,),
+    )
+    return options[0].plan.design
+
+
+def expected_rows(design: RowDesign, public_size: int) -> float:
+    """Returns the public number of rows of one answer: the slots, or the expected number of unit rows."""
+    sampler = design.sampler(public_size)
+    return public_size * sampler.sampling_rate if sampler.num_rows is None else float(sampler.num_rows)
+
+
+def _shapes(start: RowDesign) -> Iterator[RowDesign]:
+    """Yields row shapes with the same records per query: unit rows, then slots of more and more shots."""
+    records = start.num_slots * start.shots_per_slot
+    yield RowDesign.choose(rows="units", num_slots=records)
+    for shots in _SHOTS:
+        if records % shots == 0 and records // shots >= 2:
+            slots = records // shots
+            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=start.sampling)

@@ -1,0 +1,260 @@
+"""The base of Runnables that answer queries from private examples: one query, one ticket.
+
+Knows who asks, what was told before and what to do when the budget is spent; how an answer is released, the subclasses
+say. Never sees a record, a row or a sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig
+from langchain_core.tools import BaseTool
+from pydantic import BaseModel, Field, create_model
+from tqdm.auto import tqdm
+from typing_extensions import override
+
+from langchain_dpicl.asking import Query
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.query_planning import QUERY_TEMPLATE
+from langchain_dpicl.receipts import Receipt, Source
+from langchain_dpicl.run_events import REFUSED, arecord_event, record_event
+from langchain_dpicl.runnables import ChargingRunnable, Pay
+from langchain_dpicl.tenants import SPECS, Tenant
+
+RELEASE = "dpicl.release"
+"""Name of the event: an answer was given, with its receipt."""
+
+Exhausted: TypeAlias = Literal["raise", "zero_shot"]
+_BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tells the run's observers of an event, on the way of a walk."""
+
+    name: str
+    data: Callable[[], Mapping[str, Any]]
+    config: RunnableConfig
+
+    def run(self) -> None:
+        """Tells, blocking."""
+        record_event(self.name, self.data, self.config)
+
+    async def arun(self) -> None:
+        """Tells, awaiting."""
+        await arecord_event(self.name, self.data, self.config)
+
+
+class QueryRunnable(ChargingRunnable[Any, Any]):
+    """Base of Runnables that answer queries from private examples.
+
+    Formal guarantees:
+      - Every answer takes exactly one ticket, which burns before a private record is read, or none: where the same
+        tenant was told the answer before, or where the budget is spent and the answer is zero-shot.
+      - The public model is asked before the ticket is reserved, so an outage costs nothing.
+      - Tenants and their caps only ever refuse; the share of the data set is the ledger's.
+
+    Subclasses say how an answer is prepared, released and shown.
+    """
+
+    wording: Any = Field(exclude=True, repr=False)
+    """How prompts read: a `TaskWording`. Public."""
+
+    plan: Any = Field(exclude=True, repr=False)
+    """What one answer is and what all of them cost: a `QueryPlan`. Public."""
+
+    tenants: Any = Field(exclude=True, repr=False)
+    """Caps and memos by tenant; shared by all copies."""
+
+    on_exhausted: Exhausted = "raise"
+    """What follows when the budget, or the tenant's cap, is spent."""
+
+    with_receipt: bool = False
+    """Whether answers are typed results with a receipt."""
+
+    progress: bool | None = None
+    """Whether batches show a bar; None: on a terminal."""
+
+    CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted", "progress", "with_receipt"})
+    """Fields that `configurable_fields` may name: those that no price, no row and no payer rests on."""
+
+    @abstractmethod
+    def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
+        """Asks what may be asked in public before a ticket is taken; a failed call raises ModelCallError."""
+
+    @abstractmethod
+    def _released(self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig) -> Walk[Any]:
+        """Makes the one release that `ticket` pays for, and what follows from it in public."""
+
+    @abstractmethod
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[Any]:
+        """Answers without private records."""
+
+    @abstractmethod
+    def _shown(self, outcome: Any, receipt: Receipt | None) -> Any:
+        """Returns what the caller gets: plain, or a typed result where there is a receipt."""
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """What `config["configurable"]` may hold."""
+        return list(SPECS)
+
+    @property
+    @override
+    def InputType(self) -> Any:
+        return str | dict[str, Any] if len(self.wording.input_variables) == 1 else dict[str, Any]
+
+    @override
+    def as_tool(self, args_schema: type[BaseModel] | None = None, **kwargs: Any) -> BaseTool:
+        """Is LangChain's `as_tool`; by default the tool takes the query's variables as texts."""
+        fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
+        return super().as_tool(args_schema or create_model("Query", **fields), **kwargs)
+
+    @override
+    def configurable_fields(self, **kwargs: Any) -> Any:
+        """Is LangChain's `configurable_fields`, for fields that no price, no row and no payer rests on.
+
+        Raises:
+          ConfigurationError: another field was named.
+        """
+        if fixed := sorted(set(kwargs) - self.CONFIGURABLE):
+            raise fail("configurable_fields", f"fields among {sorted(self.CONFIGURABLE)}", fixed, "Leave them fixed.")
+        return super().configurable_fields(**kwargs)
+
+    @override
+    def batch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
+    ) -> list[Any]:
+        with self._bar(len(inputs)):
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    @override
+    async def abatch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
+    ) -> list[Any]:
+        with self._bar(len(inputs)):
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    @override
+    def _answer(self, given: Any, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Any:
+        return drive(self._walk(given, pay, config, kwargs))
+
+    @override
+    async def _aanswer(self, given: Any, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Any:
+        return await adrive(self._walk(given, pay, config, kwargs))
+
+    def _walk(self, given: Any, pay: Pay, config: RunnableConfig, kwargs: Mapping[str, Any]) -> Walk[Any]:
+        if kwargs:
+            raise fail("invoke", "no further arguments", sorted(kwargs))
+        query = self.wording.query(given)
+        tenant = self.tenants.of(config)
+        try:
+            if (told := self._recalled(tenant, query)) is not None:
+                outcome = yield from self._finished(tenant, query, told, config)
+                return (yield from self._told(outcome, "memo", None, config))
+            prepared = yield from self._prepared(query, config)
+            try:
+                with self.tenants.seat(tenant) as seat, pay(QUERY_TEMPLATE) as ticket:
+                    try:
+                        outcome = yield from self._released(query, prepared, ticket, config)
+                    finally:
+                        seat.charged = not ticket.unburnt
+            except PrivacyBudgetExceededError as error:
+                if self.on_exhausted != "zero_shot":
+                    raise
+                refusal = {"requested": error.requested, "remaining": error.remaining}
+            else:
+                outcome = yield from self._finished(tenant, query, outcome, config)
+                return (yield from self._told(outcome, "release", ticket, config))
+            yield Tell(REFUSED, lambda: self._refusal(refusal), config)
+            outcome = yield from self._zero_shot(query, prepared, config)
+            return (yield from self._told(outcome, "zero-shot", None, config))
+        finally:
+            self._tick()
+
+    def _recalled(self, tenant: Tenant, query: Query) -> Any:
+        """Returns what was released to the tenant for this query before, or None."""
+        return self.tenants.recall(tenant, query)
+
+    def _finished(self, tenant: Tenant, query: Query, outcome: Any, config: RunnableConfig) -> Walk[Any]:
+        """Makes of what was released what is told, after the ticket is settled, and remembers it."""
+        del config  # for those who ask something more
+        self.tenants.remember(tenant, query, outcome)
+        return outcome
+        yield  # a walk that asks nothing
+
+    def _told(self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig) -> Walk[Any]:
+        receipt = self._receipt(source, ticket) if self._gives_receipts else None
+        yield Tell(RELEASE, lambda: self._news(receipt or self._receipt(source, ticket)), config)
+        return self._shown(outcome, receipt)
+
+    @property
+    def _gives_receipts(self) -> bool:
+        return self.with_receipt or self.on_exhausted == "zero_shot"
+
+    def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:
+        return Receipt(
+            source=source,
+            tickets=0 if ticket is None else 1,
+            component=self.share.component,
+            dataset_id=self.plan.partition,
+            ledger_id=self.budget.ledger_id,
+            entry=None if ticket is None else ticket.entry,
+            adjacency=self.plan.release.adjacency,
+            epsilon=self.share.epsilon,
+            delta=self.share.delta,
+            mechanism=self.plan.release.mechanism.name,
+            noise_multiplier=self.plan.noise_multiplier,
+            queries_left=self.share.remaining(QUERY_TEMPLATE),
+        )
+
+    def _news(self, receipt: Receipt) -> dict[str, Any]:
+        return {"component": type(self).__name__, "tickets": receipt.tickets, "receipt": receipt.model_dump()}
+
+    def _refusal(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+        shown = {"name": self.budget.name, "epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        return {
+            "component": type(self).__name__,
+            "error": PrivacyBudgetExceededError.__name__,
+            **numbers,
+            "budget": {**shown, "adjacency": self.budget.adjacency},
+            "answered": "zero-shot",
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copies the public options alone: handles, engines and memos are the same in every copy."""
+        return self.__copy__()
+
+    @contextmanager
+    def _bar(self, total: int) -> Iterator[None]:
+        """Shows the progress of a batch."""
+        hidden = (None if total > 1 else True) if self.progress is None else not self.progress
+        with tqdm(total=total, unit="query", desc="private answers", disable=hidden, leave=False) as bar:
+            token = _BAR.set(bar)
+            try:
+                yield
+            finally:
+                _BAR.reset(token)
+
+    @staticmethod
+    def _tick() -> None:
+        bar = _BAR.get()
+        if bar is not None:
+            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+                bar.update()
+
+    @classmethod
+    async def afrom_private_examples(cls, private: Any, **options: Any) -> Self:
+        """Is `from_private_examples`, awaitable: a model is probed and noise calibrated in a thread."""
+        build: Callable[..., Self] = cls.from_private_examples  # type: ignore[attr-defined]
+        return await asyncio.to_thread(build, private, **options)

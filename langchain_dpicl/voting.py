@@ -1,0 +1,347 @@
+"""DPVotingRunnable: one private label per query, by a noisy majority of prompted rows (Panda et al. 2023).
+
+Knows labels, wording and plans; rows, sums and noise are the curator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeAlias, get_args
+
+import numpy as np
+from langchain_core.runnables import RunnableConfig
+from pydantic import Field
+from typing_extensions import override
+
+from langchain_dpicl._voting_options import (
+    Votes,
+    VotingTask,
+    check_abstention,
+    design_of,
+    mechanism_of,
+)
+from langchain_dpicl.asking import Query
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import release_once
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy._validate import check_choice
+from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.mechanisms import mechanism_by_name
+from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
+from langchain_dpicl.querying import Exhausted, QueryRunnable
+from langchain_dpicl.receipts import Receipt, VotingResult
+from langchain_dpicl.run_events import tells_refusals
+from langchain_dpicl.tenants import Tenants
+
+Outcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
+"""Place of the label (None: abstained) and the noisy votes, if they were released."""
+
+
+class DPVotingRunnable(QueryRunnable):
+    r"""Answers each query with a label that many private few-shot prompts voted for, under differential privacy.
+
+    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt with the
+    query behind it, each prompt votes, and noise on every declared label decides. Only the label leaves, or, with
+    `with_scores=True`, the noisy votes as well.
+
+    Formal guarantees:
+      - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
+        delta, for adaptively chosen queries; epsilon is an upper bound.
+      - Noise is added for every declared label, whatever was voted; a row that fails votes for nothing.
+
+    Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
+    wording's variables. Queries are public: they are not protected, whatever they hold; the private records are.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> tickets = [{"text": "my card was declined", "queue": "card"}, {"text": "send it abroad", "queue": "transfer"}]
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=2_000)
+      >>> voter = DPVotingRunnable.from_private_examples(
+      ...     private, llm=EmbeddedLLM(), budget=Budget(epsilon=2.0, delta=1e-6), epsilon=1.0, max_queries=10
+      ... )
+      >>> voter.invoke("why was my card declined?") in {"card", "transfer"}
+      True
+    """
+
+    task: Any = Field(exclude=True, repr=False)
+    """What is voted on, and how it reads: a `VotingTask`. Public."""
+
+    rows: Any = Field(exclude=True, repr=False)
+    """What prompts say about labels."""
+
+    with_scores: bool = False
+    """Whether noisy votes are released with the label."""
+
+    abstain_below: float | None = None
+    """Share of the expected votes that an answer needs; None: the best label is always the answer."""
+
+    abstain_label: str = "abstain"
+    """The answer where no label has enough votes."""
+
+    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"abstain_label", "with_scores"}
+
+    @classmethod
+    @tells_refusals("DPVotingRunnable")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        max_queries: int,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        example_prompt: Any = None,
+        prefix: str = "",
+        suffix: str | None = None,
+        example_separator: str = "\n\n",
+        labels: Sequence[str] | None = None,
+        verbalizers: Mapping[str, str | Sequence[str]] | None = None,
+        votes: Votes = "hard",
+        calibrate: bool | None = None,
+        content_free: Sequence[str] = ("N/A",),
+        mechanism: str | None = None,
+        with_scores: bool = False,
+        abstain_below: float | None = None,
+        abstain_label: str = "abstain",
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+        on_exhausted: Exhausted = "raise",
+        memo_size: int = 256,
+        tenant_max_queries: int | None = None,
+        with_receipt: bool = False,
+        progress: bool | None = None,
+        component: str | None = None,
+        name: str | None = None,
+    ) -> DPVotingRunnable:
+        """Plans the noise, declares the share and returns a Runnable that has not spent anything yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
+          llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
+            It SEES the private prompts.
+          max_queries: queries that the share pays for.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          example_prompt: template of one record; by default text and label on a line each.
+          prefix: template before the examples.
+          suffix: template of the query, behind the examples; the label is what follows. By default as the example.
+          example_separator: stands between the parts.
+          labels: the answers; by default the declared labels of the examples.
+          verbalizers: label to the text or texts that stand for it in prompts and answers, taken verbatim; the first
+            one is shown in the examples. By default a space and the label.
+          votes: "hard": one vote per row; "soft": each row gives its label probabilities; "text": what the model
+            writes is its vote, also where it has probabilities.
+          calibrate: whether each row's probabilities are divided by those of the same row on content-free inputs
+            (Zhao et al. 2021), for that many calls more per row. None: where the model goes on writing the prompt and
+            a row holds one record, whose label it would otherwise repeat.
+          content_free: inputs without content.
+          mechanism: "gumbel" (default), "permute_and_flip", or "gaussian" (the paper's noisy maximum; the default
+            with `with_scores`).
+          with_scores: releases the noisy votes with the label, on the same ticket.
+          abstain_below: share of the expected votes, in (0, 1], under which `abstain_label` is the answer: a further
+            candidate with a constant score, or a threshold on the noisy votes ("gaussian"); either costs nothing.
+          abstain_label: the answer then.
+          rows: "units" (every sampled unit is a one-shot prompt) or "slots" (k-shot prompts). Where neither this nor
+            the next two are given, the planner compares at constant records and takes the best.
+          num_slots: number of slots, or expected number of unit rows.
+          shots_per_slot: records per slot; 1 for unit rows.
+          sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
+          overfill: expected units per shot of a slot.
+          on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
+          memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
+          tenant_max_queries: charged queries per tenant in this process (`config["configurable"]["tenant"]`); None:
+            as many as the ledger allows.
+          with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
+          progress: whether batches show a bar; None: on a terminal.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          name: the Runnable's name in traces.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ModelCallError: the model could not be reached.
+
+        Source: Panda et al. (2023), Differentially Private In-Context Learning.
+        """
+        spender = resolve_budget(budget, config)
+        task = VotingTask.of(
+            private,
+            labels=labels,
+            verbalizers=verbalizers,
+            votes=votes,
+            calibrate=calibrate,
+            content_free=content_free,
+            example_prompt=example_prompt,
+            prefix=prefix,
+            suffix=suffix,
+            separator=example_separator,
+        )
+        check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
+        check_abstention(task.labels, abstain_below, abstain_label)
+        tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
+        shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
+        plan = _plan(
+            private,
+            task,
+            design_of(private, rows=rows, sampling=sampling, **shape),
+            mechanism=mechanism_of(mechanism, with_scores=with_scores),
+            noise_multiplier=noise_multiplier,
+            abstain_below=abstain_below,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            max_queries=max_queries,
+        )
+        task, scorer, reads = _reader(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
+        released = {"with_scores": with_scores, "abstain_below": abstain_below}
+        share = declare_share(
+            private,
+            spender,
+            plan,
+            component=component if component is not None else spender.fresh_name("voting"),
+            epsilon=epsilon,
+            public={**plan.to_dict(), **task.to_dict(), **reads, **released},
+        )
+        return cls(
+            private=private,
+            budget=spender,
+            share=share,
+            plan=plan,
+            task=task,
+            wording=task.wording,
+            rows=scorer,
+            with_scores=with_scores,
+            abstain_below=abstain_below,
+            abstain_label=abstain_label,
+            on_exhausted=on_exhausted,
+            tenants=tenants,
+            with_receipt=with_receipt,
+            progress=progress,
+            name=name,
+        )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every label an answer can have, in the order that breaks ties of rows."""
+        return tuple(self.task.labels)
+
+    @property
+    @override
+    def OutputType(self) -> Any:
+        return VotingResult if self._gives_receipts else str
+
+    @property
+    @override
+    def _gives_receipts(self) -> bool:
+        return self.with_scores or super()._gives_receipts
+
+    def _queries(self, query: Query) -> list[Query]:
+        return [query, *(self.wording.with_content(query, text) for text in self.task.content_free)]
+
+    @override
+    def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
+        """Asks the public prompt: the only sign of an outage, and the zero-shot answer."""
+        render = self.wording.renderer(self._queries(query))
+        row = yield self.rows.ask_public(render(()))
+        return render, row
+
+    @override
+    def _released(self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig) -> Walk[Outcome]:
+        released = yield from release_once(
+            self.private,
+            ticket,
+            plan=self.plan.release,
+            rows=self.rows.ask,
+            render=prepared[0],
+            width=len(self.labels),
+        )
+        if released.values is None:  # an index: of a label, or of the constant candidate behind them
+            return (released.index if released.index in range(len(self.labels)) else None), None
+        votes = tuple(float(value) for value in released.values)
+        best = int(np.argmax(votes))
+        if self.abstain_below is not None and votes[best] < self.abstain_below * self.plan.expected_rows:
+            return None, votes
+        return best, votes
+
+    @override
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[Outcome]:
+        row = prepared[1]
+        return (int(np.argmax(row)) if row.any() else None), None
+        yield  # a walk that asks nothing
+
+    @override
+    def _shown(self, outcome: Outcome, receipt: Receipt | None) -> str | VotingResult:
+        place, votes = outcome
+        label = self.abstain_label if place is None else self.labels[place]
+        if receipt is None:
+            return label
+        is_shown = self.with_scores and votes is not None
+        return VotingResult(
+            label=label,
+            abstained=place is None,
+            scores=dict(zip(self.labels, votes, strict=True)) if is_shown and votes else None,
+            expected_votes=self.plan.expected_rows,
+            receipt=receipt,
+        )
+
+
+def _reader(
+    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int
+) -> tuple[VotingTask, LabelRows, dict[str, str]]:
+    """Returns the task as it will run, what reads labels off the model, and what reports say of it."""
+    engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
+    texts = list(task.texts.values())
+    scorer = LabelRows(engine, texts, calibrate=False)
+    goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
+    if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
+        scorer = LabelRows(engine, texts, calibrate=True)
+    else:
+        task = replace(task, content_free=())
+    return task, scorer, {"model": getattr(engine, "name", type(engine).__name__), "reads": scorer.kind}
+
+
+def _plan(
+    private: PrivateExamples,
+    task: VotingTask,
+    design: RowDesign | None,
+    *,
+    mechanism: str,
+    noise_multiplier: float | None,
+    abstain_below: float | None,
+    **terms: Any,
+) -> QueryPlan:
+    """Plans the votes; `terms` are epsilon, delta, adjacency and max_queries."""
+    size, width = private.public_size_of(None), len(task.labels)
+    shape = design or recommended_design(size, labels=width, mechanism=mechanism, **terms)
+    # With a noisy vector a threshold on it does the same; among noisy scores it takes a candidate of its own.
+    is_candidate = abstain_below is not None and mechanism != "gaussian"
+    constants = (float(abstain_below or 0.0) * expected_rows(shape, size),) if is_candidate else ()
+    return plan_queries(
+        size,
+        aggregation=ProbabilitySum() if task.votes == "soft" else VoteSum(),
+        mechanism=mechanism_by_name(mechanism)(noise_multiplier=1.0),
+        noise_multiplier=noise_multiplier,
+        design=shape,
+        width=width + len(constants),
+        constants=constants,
+        partition=private.dataset_id,
+        **terms,
+    )
