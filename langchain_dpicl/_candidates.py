@@ -20,7 +20,7 @@ from langchain_core.runnables.config import merge_configs
 from langchain_dpicl.asking import TaskWording
 from langchain_dpicl.backends._completion import stops_of
 from langchain_dpicl.backends._faults import sort
-from langchain_dpicl.backends.base import NextTokenBackend, TextBackend
+from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, TextBackend
 from langchain_dpicl.backends.embedded import cut
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.silent import unwrap
@@ -34,6 +34,9 @@ NO_STREAM = "nostream"
 
 KEYWORDS = "keywords"
 """Variable of an answer prompt: the released keywords, best first, with commas between them."""
+
+_ANY_CHOICE = ("yes", "no")
+"""Asked for only to hear whether an engine that chooses among texts answers at all."""
 
 _HINT = "Words that good answers to what follows often hold, the most common first: {" + KEYWORDS + "}"
 
@@ -118,13 +121,17 @@ class PublicModel:
 
         def ask() -> tuple[str, ...]:
             texts = self._read(engine.complete(prompts, **options))
-            if not texts:
+            if not texts and isinstance(engine, PublicChoiceBackend):
+                engine.score_public(prompts[0], _ANY_CHOICE)
+            elif not texts:
                 self._check_answers(engine).top_tokens(prompts[0], (), top_k=1)
             return texts
 
         async def aask() -> tuple[str, ...]:
             texts = self._read(await engine.acomplete(prompts, **options))
-            if not texts:
+            if not texts and isinstance(engine, PublicChoiceBackend):
+                await engine.ascore_public(prompts[0], _ANY_CHOICE)
+            elif not texts:
                 await self._check_answers(engine).atop_tokens(prompts[0], (), top_k=1)
             return texts
 

@@ -284,7 +284,7 @@ class DPFreeFormRunnable(QueryRunnable):
             self.private,
             ticket,
             plan=self.plan.release,
-            rows=source.ask,
+            rows=self._limited(source.ask, config),
             render=prepared.render,
             width=source.width,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig
 from langchain_core.tools import BaseTool
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from typing_extensions import override
 
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger import Reservation
@@ -34,6 +34,7 @@ from langchain_dpicl.tenants import SPECS, Tenant
 RELEASE = "dpicl.release"
 """Name of the event: an answer was given, with its receipt."""
 
+T = TypeVar("T")
 Exhausted: TypeAlias = Literal["raise", "zero_shot"]
 _BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
 
@@ -162,6 +163,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             if (told := self._recalled(tenant, query)) is not None:
                 outcome = yield from self._finished(tenant, query, told, config)
                 return (yield from self._told(outcome, "memo", None, config))
+            self._refuse_early(tenant, pay)
             prepared = yield from self._prepared(query, config)
             try:
                 with self.tenants.seat(tenant) as seat, pay(QUERY_TEMPLATE) as ticket:
@@ -182,6 +184,14 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         finally:
             self._tick()
 
+    def _refuse_early(self, tenant: Tenant, pay: Pay) -> None:
+        """Refuses what would be refused after the public calls, before they cost anything."""
+        if self.on_exhausted == "raise":
+            with self.tenants.seat(tenant):
+                if not self.share.remaining(QUERY_TEMPLATE):
+                    with pay(QUERY_TEMPLATE):  # refuses; a ticket that came back meanwhile goes back again
+                        pass
+
     def _recalled(self, tenant: Tenant, query: Query) -> Any:
         """Returns what was released to the tenant for this query before, or None."""
         return self.tenants.recall(tenant, query)
@@ -192,6 +202,12 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         self.tenants.remember(tenant, query, outcome)
         return outcome
         yield  # a walk that asks nothing
+
+    @staticmethod
+    def _limited(ask: Callable[[T], Ask], config: RunnableConfig) -> Callable[[T], Ask]:
+        """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
+        limit = config.get("max_concurrency")
+        return lambda prompts: AtMost(ask(prompts), limit if limit and limit > 0 else None)
 
     def _told(self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig) -> Walk[Any]:
         receipt = self._receipt(source, ticket) if self._gives_receipts else None

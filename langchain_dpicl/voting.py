@@ -269,7 +269,7 @@ class DPVotingRunnable(QueryRunnable):
             self.private,
             ticket,
             plan=self.plan.release,
-            rows=self.rows.ask,
+            rows=self._limited(self.rows.ask, config),
             render=prepared[0],
             width=len(self.labels),
         )

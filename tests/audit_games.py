@@ -29,8 +29,9 @@ ALARM = 1e-6
 
 QUERY = "which one?"
 _MARK, _SEPARATOR = "votes ", "\n\n"
-# Room for every query of the longest game; the price of the share is of no interest here, and made out once.
-_priced = cache(accounting.epsilon_bound)
+PRICED = cache(accounting.epsilon_bound)
+"""The accountants, asked once for each price."""
+# Room for every query of the longest game; the price of the share is of no interest here.
 _MOST_QUERIES, _EPSILON = 4_000, 1e9
 
 
@@ -81,7 +82,7 @@ def voter_of(units: tuple[str, ...], *, engine: Any = None, **options: Any) -> D
     given = {"labels": ("yes", "no"), "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
     given = {**given, "num_slots": options.get("public_size", 1), "max_queries": _MOST_QUERIES, **options}
     size, adjacency = given.pop("public_size", 1), given.pop("adjacency", "add_remove")
-    with mock.patch.object(accounting, "epsilon_bound", _priced):
+    with mock.patch.object(accounting, "epsilon_bound", PRICED):
         return DPVotingRunnable.from_private_examples(
             PrivateExamples(units, public_size=size),
             llm=ReadVotes() if engine is None else engine,

@@ -6,8 +6,10 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 
 from langchain_dpicl.backends.silent import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
@@ -15,6 +17,18 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight at once when `max_concurrency` is not given."""
+
+_AT_MOST: ContextVar[int | None] = ContextVar("dpicl_calls_at_most", default=None)
+
+
+@contextmanager
+def at_most(limit: int | None) -> Iterator[None]:
+    """Makes every `many` and `amany` of the block keep to so many calls at a time; None: to the engine's own limit."""
+    token = _AT_MOST.set(limit)
+    try:
+        yield
+    finally:
+        _AT_MOST.reset(token)
 
 
 class Calls:
@@ -55,19 +69,42 @@ class Calls:
         there a model that runs a loop of its own works in another thread only. The limit is public; the number of
         requests may not be, so it decides nothing.
         """
-        gate = self._blocking_gate()
-        if self._limit == 1 and gate is self._here().gate:
+        gate, limit = self._blocking_gate(), min(self._limit, _AT_MOST.get() or self._limit)
+        if limit == 1 and gate is self._here().gate:
             return [self._through(gate, request) for request in requests]
-        futures = [self._here().threads.submit(self._through, gate, request) for request in requests]
+        replies: dict[int, Reply] = {}
+        waiting = deque(enumerate(requests))
+
+        def work() -> None:
+            while waiting:
+                try:
+                    place, request = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                replies[place] = self._through(gate, request)
+
+        futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                future.result()
         finally:
+            waiting.clear()
             for future in futures:
                 future.cancel()
+        return [replies[place] for place in range(len(requests))]
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Is `many`, awaitable."""
-        return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+        limit = _AT_MOST.get()
+        if limit is None:
+            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+        own = Gate(limit)
+
+        async def one(request: Request) -> Reply:
+            async with own:
+                return await self.aone(request)
+
+        return list(await asyncio.gather(*map(one, requests)))
 
     def _through(self, gate: Gate, request: Request) -> Reply:
         with gate:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.calls import at_most
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 T = TypeVar("T")
@@ -54,6 +55,24 @@ class AskTopTokens:
             raise
         except Exception as error:
             raise _failed(error) from error
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class AtMost:
+    """Asks with so many calls in flight at a time; None: as many as the engine makes."""
+
+    ask: Ask
+    limit: int | None
+
+    def run(self) -> Any:
+        """Answers, blocking."""
+        with at_most(self.limit):
+            return self.ask.run()
+
+    async def arun(self) -> Any:
+        """Answers, awaiting."""
+        with at_most(self.limit):
+            return await self.ask.arun()
 
 
 def _failed(error: Exception) -> ModelCallError:

@@ -120,9 +120,12 @@ def range_attack(bound: float, count: int, *, delta: float) -> float:
     best = 0.0
     for share in np.linspace(0.02, 0.98, 49):
         gain = float(share) * bound  # the loss of a hit; a miss loses gain - bound
-        hit = math.expm1(gain - bound) / math.expm1(-bound)
+        # In logarithms, as either chance may be tiny: a hit has (1 - e^(gain - bound)) / (1 - e^-bound).
+        whole = math.log(-math.expm1(-bound))
+        log_hit = math.log(-math.expm1(gain - bound)) - whole
+        log_miss = gain - bound + math.log(-math.expm1(-gain)) - whole
         losses = hits * gain + (count - hits) * (gain - bound)
-        probs = np.exp(log_choose + hits * math.log(hit) + (count - hits) * math.log1p(-hit))
+        probs = np.exp(log_choose + hits * log_hit + (count - hits) * log_miss)
 
         def curve(x: FloatArray, losses: FloatArray = losses, probs: FloatArray = probs) -> FloatArray:
             return np.maximum(-np.expm1(np.minimum(x[:, None] - losses, 0.0)), 0.0) @ probs

@@ -101,6 +101,26 @@ def _normal_tail(x: Decimal) -> Decimal:
     return Decimal("0.5") - total * (-square / 2).exp() / _SQRT_2_PI
 
 
+# What a binomial draw is compared with, by (n, p): probabilities and no coins, so that to keep them repeats nothing.
+_TABLES: dict[tuple[int, float], tuple[Decimal, ...]] = {}
+_MOST_TABLES, _MOST_EXPECTED = 16, 4096
+
+
+def _cumulative(n: int, p: float, level: Decimal) -> tuple[Decimal, ...]:
+    """Returns P[at most k successes among n] for k = 0, 1, ... up to the first that is above `level`, or k = n."""
+    ctx = DECIMALS
+    miss = ctx.subtract(Decimal(1), Decimal(p))
+    odds = ctx.divide(Decimal(p), miss)
+    mass = cumulative = ctx.power(miss, n)  # P[0 successes]
+    table = [cumulative]
+    while level >= cumulative and len(table) <= n:
+        count = len(table)
+        mass = ctx.divide(ctx.multiply(ctx.multiply(mass, odds), n - count + 1), count)
+        cumulative = ctx.add(cumulative, mass)
+        table.append(cumulative)
+    return tuple(table)
+
+
 class SecureRandom:
     """Draws from the operating system's generator (`os.urandom`), a fresh read per call.
 
@@ -195,11 +215,10 @@ class SecureRandom:
             raise ValueError("choice_without_replacement: expected 0 <= k <= n.")
         if 2 * k >= n:
             return self.permutation(n)[:k]
-        chosen = np.empty(0, dtype=np.int64)
-        while chosen.size < k:  # the first k distinct values of an endless fair stream
-            stream = np.concatenate([chosen, self.integers(n, k - chosen.size)])
-            chosen = stream[np.sort(np.unique(stream, return_index=True)[1])]
-        return chosen
+        chosen: dict[int, None] = {}  # in order: the first k distinct values of an endless fair stream
+        while len(chosen) < k:
+            chosen.update(dict.fromkeys(self.integers(n, k - len(chosen)).tolist()))
+        return np.fromiter(chosen, np.int64, k)
 
     def integer_below(self, high: int) -> int:
         """Returns an integer, uniform on 0 .. high - 1 without bias, however large `high` is."""
@@ -232,16 +251,15 @@ class SecureRandom:
         """
         if p >= 1.0 or n == 0:
             return n
-        ctx, level = DECIMALS, self._level()
-        miss = ctx.subtract(Decimal(1), Decimal(p))
-        odds = ctx.divide(Decimal(p), miss)
-        mass = cumulative = ctx.power(miss, n)  # P[0 successes]
-        count = 0
-        while level >= cumulative and count < n:
-            mass = ctx.divide(ctx.multiply(ctx.multiply(mass, odds), n - count), count + 1)
-            count += 1
-            cumulative = ctx.add(cumulative, mass)
-        return count
+        level = self._level()
+        table = _TABLES.get((n, p), ())
+        if not table or (table[-1] <= level and len(table) <= n):
+            table = _cumulative(n, p, level)
+            if n * p <= _MOST_EXPECTED:
+                if len(_TABLES) >= _MOST_TABLES:
+                    _TABLES.clear()
+                _TABLES[n, p] = table
+        return min(bisect.bisect_right(table, level), n)
 
     @staticmethod
     def implementation_delta(kind: Noise | Coins, n: int = 1) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import HumanMessage
@@ -19,9 +21,12 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.free_form import DPFreeFormRunnable
+from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from langchain_dpicl.voting import DPVotingRunnable
 from tests.leaks.models import RECORDS, LeakyEmbeddings
 from tests.leaks.scene import ENTRIES, Scene
 
@@ -36,6 +41,20 @@ OPTIONS: dict[str, Any] = {
     "public_top_k": 3,
     "instruction": "Messages.",
 }
+
+QUERIES: dict[str, Any] = {
+    "epsilon": 40.0,
+    "noise_multiplier": 1.0,
+    "max_queries": 4,
+    "num_slots": 2,
+    "rows": "units",
+    "example_prompt": "{text} -> {topic}",
+    "suffix": "{input} ->",
+    "with_receipt": True,
+}
+"""Of components that answer queries: every record is in every sample, so that there always are private calls."""
+
+_price = functools.cache(accounting.epsilon_bound)  # of public numbers, the same in every run
 
 
 @dataclass(frozen=True)
@@ -198,6 +217,73 @@ def answer_rows(scene: Scene) -> Runnable[Any, Any]:
     return RunnableLambda(answer, aanswer)
 
 
+def voting(scene: Scene) -> Runnable[Any, Any]:
+    """`DPVotingRunnable` over a model's top tokens, with a query's noisy votes."""
+    return _voter(scene, engine(scene, "chat"), with_scores=True, calibrate=True)
+
+
+def voting_by_text(scene: Scene) -> Runnable[Any, Any]:
+    """The same over what a model writes."""
+    return _voter(scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE), votes="text")
+
+
+def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
+    """The same over a decision model's probabilities."""
+    backend = DecisionsBackend(scene.model("decisions"), max_concurrency=2, retry=ONCE)
+    return _voter(scene, backend, votes="soft", abstain_below=0.5)
+
+
+def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
+    given = {"labels": CHOICES, **QUERIES, **_paid(scene), **options}
+    with patch.object(accounting, "epsilon_bound", _price):
+        found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend]
+    return _answering(scene, found)
+
+
+def free_form_by_embeddings(scene: Scene) -> Runnable[Any, Any]:
+    """`DPFreeFormRunnable`: private answers are embedded; candidates are given."""
+    embeddings = SilentEmbeddings(LeakyEmbeddings(), max_concurrency=2, retry=ONCE)
+    return _free_form(scene, embeddings=embeddings, candidates=CHOICES)
+
+
+def free_form_by_keywords(scene: Scene) -> Runnable[Any, Any]:
+    """The same by keywords, from which the public model writes an answer."""
+    return _free_form(scene, aggregation="keywords", keyword_domain=["my", "card", "other"], num_keywords=2)
+
+
+def _free_form(scene: Scene, **options: Any) -> Runnable[Any, Any]:
+    """Public calls are made in the open, by the same kind of model: what they say is public."""
+    backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
+    given = {**QUERIES, "max_tokens": 4, "candidates_llm": scene.model("text"), **_paid(scene), **options}
+    with patch.object(accounting, "epsilon_bound", _price):
+        found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    scene.objects += [found, found.space, found.public, found.owed, found.tenants, found.plan, backend]
+    return _answering(scene, found)
+
+
+def _answering(scene: Scene, component: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """The component itself, and a step that keeps what it answers: receipts and the report are looked at as well."""
+
+    def keep(answer: Any) -> str:
+        scene.objects += [answer, answer.receipt]
+        return str(answer)
+
+    return component | RunnableLambda(keep)
+
+
+def _paid(scene: Scene) -> dict[str, Any]:
+    budget = PrivacyBudgetCallbackHandler(epsilon=40.0, delta=1e-4)
+    scene.objects.append(budget)
+    return {"budget": budget}
+
+
+def _few(scene: Scene) -> PrivateExamples:
+    private = PrivateExamples(RECORDS[:2], label_key="topic", labels=("card", "other"), public_size=2, unit_key="user")
+    scene.objects.append(private)
+    return private
+
+
 def _messages(text: str) -> list[Any]:
     return [HumanMessage(text)]
 
@@ -216,4 +302,9 @@ ROOMS = (
     Room("text votes", ENTRIES, text_votes, needs="text"),
     Room("decisions", ENTRIES, decisions, needs="decisions"),
     Room("answer rows", ENTRIES, answer_rows, needs="text"),
+    Room("voting", ENTRIES, voting),
+    Room("voting by text", ENTRIES, voting_by_text, needs="text"),
+    Room("voting by decisions", ENTRIES, voting_by_decisions, needs="decisions"),
+    Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
+    Room("free form by keywords", ENTRIES, free_form_by_keywords, needs="text"),
 )

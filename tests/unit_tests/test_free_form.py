@@ -14,7 +14,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from langchain_core.stores import InMemoryByteStore
 
@@ -50,6 +50,7 @@ from tests.free_form_doubles import (
     keywords,
     last_said,
 )
+from tests.scripted_models import ScriptedChat, StatusError
 
 SPACES: dict[str, Callable[..., DPFreeFormRunnable]] = {"embedding": embedding, "keywords": keywords}
 
@@ -103,7 +104,7 @@ def test_keywords_are_released_most_common_first_and_the_answer_is_written_from_
 
 
 def test_without_a_domain_the_words_of_the_query_and_of_public_answers_are_one() -> None:
-    llm = PublicChat(says=["ask your bank", "make a claim", "nothing"])
+    llm = PublicChat(says=["your bank", "make a claim", "nothing"])
     options = {"keyword_domain": None, "candidates_llm": llm, "num_candidates": 3, "with_receipt": True}
     private = Writer(lambda prompt: f"snow, so {last_said(prompt)}")
     found = keywords(**options, llm=private).invoke("is snow a claim?")
@@ -336,15 +337,28 @@ def test_a_refusal_of_another_budget_on_the_public_side_is_no_exhaustion_of_ours
         component.invoke("now?")
 
 
-def test_an_engine_that_scores_tokens_may_have_nothing_to_say_in_public() -> None:
-    """Its "" is an answer where its next tokens can be asked for, and a call that failed where they cannot."""
-    said = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
-    component = embedding(llm=said, on_exhausted="zero_shot", max_queries=1)
-    assert component.invoke("q").receipt.source == "release"
-    assert component.invoke("other").answer == ""
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_otherwise(is_async: bool) -> None:
+    """Its "" is an answer where its tokens or choices can be asked for, and else a call that failed."""
+    ask = (lambda c, q: asyncio.run(c.ainvoke(q))) if is_async else (lambda c, q: c.invoke(q))
+
+    def line(text: str) -> dict[str, float]:
+        return {last_said(text.replace("human:", "")) if "says: " in text else "\nblank first": 1.0}
+
+    tokens = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
+    for engine in (tokens, TextVoteBackend(ScriptedChat(answer=line))):
+        component = embedding(llm=engine, on_exhausted="zero_shot", max_queries=1)
+        assert ask(component, "q").receipt.source == "release"
+        assert ask(component, "other").answer == ""
     failing = FakeBackend(lambda prompt, _: {"": 1.0}, max_top_k=1, fail_public_call=1)
     with pytest.raises(ModelCallError, match="public call 1 failed"):
-        embedding(llm=failing).invoke("q")
+        ask(embedding(llm=failing), "q")
+    chat = ScriptedChat(answer=line)
+    component = embedding(llm=TextVoteBackend(chat))
+    chat.raises["asks: "] = StatusError("zx-secret", status_code=400)
+    with pytest.raises(ModelCallError, match="public call to scripted-chat failed"):
+        ask(component, "q")
+    assert charged(component) == 0
 
 
 # -- one query, one ticket ---------------------------------------------------------------------------------------
@@ -599,7 +613,7 @@ def test_the_default_answer_prompt_is_the_public_prompt_under_the_keywords() -> 
 
 @pytest.mark.parametrize(
     "given",
-    ["no variable", "{keywords} {other}", "{input}", "{keywords", "{}", 5, ChatPromptTemplate.from_messages([("placeholder", "{keywords}")])],
+    ["no variable", "{keywords} {other}", "{input}", "{keywords", "{}", 5, ChatPromptTemplate.from_messages([MessagesPlaceholder("keywords")])],
     ids=["none", "another", "no keywords", "open", "unnamed", "number", "messages"],
 )  # fmt: skip
 def test_an_answer_prompt_that_cannot_be_filled_is_refused_at_once(given: Any) -> None:

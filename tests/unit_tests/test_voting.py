@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -249,6 +250,18 @@ def test_a_query_too_many_is_refused_with_what_is_left() -> None:
     assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
 
 
+def test_what_is_refused_makes_no_public_call_either() -> None:
+    asked = engine()
+    made = voter(llm=asked, max_queries=1, tenant_max_queries=1)
+    made.invoke("one", acme())
+    before = dict(asked.calls)
+    for config in (acme(), {"configurable": {"tenant": "other"}}):
+        with pytest.raises(PrivacyBudgetExceededError):
+            made.invoke("two", config)
+    assert dict(asked.calls) == before
+    assert made.tenants.used("acme") == 1
+
+
 def test_zero_shot_answers_only_when_asked_for_and_says_so() -> None:
     private, budget, observer = examples(10, 30), house(), Observer()
     made = voter(private, budget=budget, max_queries=1, on_exhausted="zero_shot")
@@ -459,6 +472,33 @@ def test_an_event_tells_of_the_release_and_its_receipt() -> None:
     assert (again["tickets"], again["receipt"]["source"]) == (0, "memo")
     assert set(first) == {"component", "tickets", "receipt"}
     assert len(observer.named(CHARGED)) == 1
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_rows_of_a_query_keep_to_max_concurrency(limit: int, awaited: bool) -> None:
+    made = voter(llm=_Slow(responses=["card"]), votes="text", rows="slots", num_slots=6, memo_size=0)
+    _Slow.most = 0
+    config: Any = {"max_concurrency": limit}
+    if awaited:
+        asyncio.run(made.ainvoke("a", config))
+    else:
+        made.invoke("a", config)
+    assert _Slow.most == limit
+
+
+class _Slow(FakeListChatModel):
+    """Counts, over all its copies, how many calls run at once."""
+
+    now: ClassVar[int] = 0
+    most: ClassVar[int] = 0
+
+    def _call(self, *args: Any, **kwargs: Any) -> str:
+        _Slow.now += 1
+        _Slow.most = max(_Slow.most, _Slow.now)
+        time.sleep(0.02)
+        _Slow.now -= 1
+        return "card"
 
 
 def test_sync_and_async_agree() -> None:

@@ -17,9 +17,12 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
-from langchain_dpicl.backends.calls import Calls, Gate
+from langchain_dpicl.backends.calls import Calls, Gate, at_most
+from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
+from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.walk import AtMost
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -256,6 +259,33 @@ class TestLimit:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         assert status == (child, 0)
+
+
+class TestAtMost:
+    @pytest.mark.parametrize(("asked", "limit"), [(1, 1), (2, 2), (9, 4), (None, 4)])
+    async def test_a_block_lowers_the_limit_and_never_raises_it(self, asked: int | None, limit: int) -> None:
+        prompts = ["aaa", "bbb"] * 4
+        expected = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(prompts, []).score(DOMAIN)
+        for awaited in (False, True):
+            gauge = Gauge()
+            session = LangChainBackend(slow(gauge), max_concurrency=4).open(prompts, [])
+            gauge.most = 0
+            with at_most(asked):
+                rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
+            assert gauge.most == limit
+            assert np.array_equal(rows, expected)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_an_ask_keeps_to_it_and_leaves_the_next_one_alone(self, awaited: bool) -> None:
+        gauge = Gauge()
+        engine = TextVoteBackend(slow(gauge), max_concurrency=3)
+        rows = LabelRows(engine, [[" card"], [" cash"]], calibrate=False)
+        for limit, most in ((1, 1), (None, 3)):
+            gauge.most = 0
+            ask = AtMost(rows.ask((("aaa",),) * 6), limit)
+            boxed = asyncio.run(ask.arun()) if awaited else ask.run()
+            assert gauge.most == most
+            assert boxed.take().shape == (6, 2)
 
 
 class TestGate:

@@ -163,6 +163,11 @@ def test_gaussians_cost_the_exact_closed_form(parts: list[tuple[float, int]], de
     assert price(event, delta, adjacency) == pytest.approx(gdp_epsilon(mu, delta), rel=1e-5)
 
 
+@pytest.mark.parametrize("bound", [37.0, 100.0, 1000.0, 1e5])
+def test_an_attack_on_choices_without_noise_is_a_number_below_what_nobody_exceeds(bound: float) -> None:
+    assert 0.97 * 3 * bound < _opinions.range_attack(bound, 3, delta=1e-6) <= 3 * bound
+
+
 @laws
 @given(st.floats(0.02, 4.0), COUNTS, DELTAS, ADJACENCIES)
 def test_choices_cost_at_least_the_attack_and_at_most_every_theorem(

@@ -1,0 +1,286 @@
+"""Private votes through live providers on this machine: what they count, receipts, faults, and nobody overhears.
+
+Every record is in every sample and noise is next to nothing (a vote is off by 1/2 with chance below 1e-100), so released
+numbers say which rows voted for what. The embedded model behind the loopback provider copies the label of its
+prompt's one example; the llama.cpp server has random weights, and its votes are counted here by public calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_dpicl import (
+    DPVotingRunnable,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    verify_report,
+)
+from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.receipts import VotingResult
+from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
+from tests.contracts.front_room import remember_prices
+from tests.live import (
+    LABELS,
+    PrivateCalls,
+    Servers,
+    anthropic_model,
+    decision_model,
+    openai_model,
+    servers_of_this_machine,
+)
+from tests.live_queries import (
+    MAX_QUERIES,
+    QUERY,
+    RETRY,
+    ROWS,
+    TEXTS,
+    asked_privately,
+    component_options,
+    labelled_examples,
+    left,
+)
+from tests.llama_server import running_server
+from tests.loopback_provider import Hook, Provider, Received, echoing_400, hang_up, rate_limited, server_error
+
+pytestmark = [
+    pytest.mark.loopback,
+    pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
+]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with servers_of_this_machine() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember_prices(monkeypatch)
+
+
+def voter(llm: Any, **options: Any) -> DPVotingRunnable:
+    """A voter whose votes can be counted."""
+    given = component_options(llm=llm, **{"with_scores": True, "calibrate": False, **options})
+    return DPVotingRunnable.from_private_examples(labelled_examples(), **given)
+
+
+def votes(result: VotingResult) -> tuple[int, ...]:
+    """The votes of each label, without the noise."""
+    counted = np.array(list((result.scores or {}).values()))
+    assert np.abs(counted - counted.round()).max() < 0.5
+    return tuple(counted.round().astype(int).tolist())
+
+
+def first_tokens(model: Any, **options: Any) -> LangChainBackend:
+    is_chat = hasattr(model, "bind_tools")
+    return LangChainBackend(model, continuation="instruct" if is_chat else None, retry=RETRY, **options)
+
+
+def chat(served: Provider) -> Any:
+    return first_tokens(openai_model("ChatOpenAI", served.url))
+
+
+def completions(served: Provider) -> Any:
+    return first_tokens(openai_model("OpenAI", served.url))
+
+
+def decisions(served: Provider) -> Any:
+    return DecisionsBackend(decision_model(served.url), retry=RETRY)
+
+
+def anthropic(served: Provider) -> Any:
+    return TextVoteBackend(anthropic_model(served.root), retry=RETRY)
+
+
+def chat_text(served: Provider) -> Any:
+    return TextVoteBackend(openai_model("ChatOpenAI", served.url), retry=RETRY)
+
+
+Make = Callable[[Provider], Any]
+ENGINES: list[Make] = [chat, completions, decisions, anthropic, chat_text]
+every_engine = pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.__name__)
+
+
+class TestVotes:
+    """Each kind of provider, end to end; models are handed in as people do."""
+
+    @pytest.mark.parametrize(
+        ("model", "reads", "options"),
+        [
+            (lambda served: openai_model("ChatOpenAI", served.url), "first tokens", {}),
+            (lambda served: openai_model("OpenAI", served.url), "first tokens", {}),
+            (lambda served: decision_model(served.url), "decisions", {}),
+            (lambda served: anthropic_model(served.root), "text votes", {}),
+            (lambda served: openai_model("ChatOpenAI", served.url), "text votes", {"votes": "text"}),
+        ],
+        ids=["chat", "completions", "decisions", "anthropic", "chat-text"],
+    )
+    async def test_are_counted_unheard(
+        self,
+        servers: Servers,
+        model: Callable[[Provider], Any],
+        reads: str,
+        options: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        calls, made = PrivateCalls(monkeypatch), voter(model(servers.served()), **options)
+        assert made.rows.kind == reads
+        seen, awaited = observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))
+        for place, one in enumerate((seen, awaited)):
+            assert one.error is None
+            assert leaks(one) == set()
+            assert (one.result.label, votes(one.result)) == ("card", (8, 4))
+            assert (one.result.receipt.source, one.result.receipt.queries_left) == ("release", MAX_QUERIES - 1 - place)
+        assert (calls.made, calls.awaited, calls.failed) == (2 * ROWS, ROWS, 0)
+        assert seen.result.receipt.entry != awaited.result.receipt.entry
+        report = json.loads(made.budget.report().to_json())
+        assert verify_report(report).ok
+        assert canaries_in(json.dumps(report)) == []
+
+    @pytest.mark.parametrize("kind", ["ChatOpenAI", "OpenAI"])
+    async def test_of_a_real_server_are_those_that_its_tokens_cast(self, servers: Servers, kind: str) -> None:
+        """A random model prefers some token or other: rows are counted by public calls with the same prompts."""
+        model = openai_model(kind, f"{servers.llama.url}/v1").bind(extra_body={"cache_prompt": False})
+        engine = as_choice_backend(model)
+        said = {"card": "<", "transfer": "Q"}
+        made = voter(engine, verbalizers=said)
+        assert made.rows.kind == "first tokens"
+        expected = Counter(_likelier(engine, text, said[label]) for text, label in TEXTS)
+        for result in (made.invoke(QUERY), await made.ainvoke(QUERY, {"configurable": {"tenant": "other"}})):
+            assert votes(result) == (expected[b"<"], expected[b"Q"])
+            assert sum(votes(result)) == ROWS - expected[b""]
+        assert sum(expected[token] for token in (b"<", b"Q")) > 0
+        assert left(made) == MAX_QUERIES - 2
+
+    async def test_of_a_real_server_that_names_no_label_are_none(
+        self, servers: Servers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = PrivateCalls(monkeypatch)
+        for model in (openai_model("ChatOpenAI", f"{servers.llama.url}/v1"), anthropic_model(servers.llama.url)):
+            made = voter(model, votes="text", abstain_below=0.5, abstain_label="nobody knows")
+            for result in (made.invoke(QUERY), await made.ainvoke("and that ?")):
+                assert (result.label, result.abstained, votes(result)) == ("nobody knows", True, (0, 0))
+        assert (calls.made, calls.failed) == (4 * ROWS, 0)  # every row was asked and answered
+
+    async def test_of_several_queries_each_cost_a_ticket(self, servers: Servers) -> None:
+        made = voter(chat(servers.served()))
+        results = [*made.batch(["one ?", "two ?"]), *await made.abatch(["three ?", "four ?", "one ?"])]
+        assert [votes(result) for result in results] == [(8, 4)] * 5
+        assert [result.receipt.source for result in results] == ["release"] * 4 + ["memo"]
+        assert len({result.receipt.entry for result in results[:4]}) == 4
+        assert left(made) == MAX_QUERIES - 4
+
+    async def test_are_zero_shot_when_the_budget_is_spent_and_that_was_asked_for(self, servers: Servers) -> None:
+        served = servers.served()
+        made = voter(decisions(served), max_queries=1, on_exhausted="zero_shot")
+        strict = voter(decisions(served), max_queries=1)
+        assert (made.invoke(QUERY).label, strict.invoke(QUERY).label) == ("card", "card")
+        served.clear()
+        result = await made.ainvoke("text: my transfer\nqueue: transfer\n\ntext: where is it ?")
+        assert (result.label, result.receipt.source, result.scores) == ("transfer", "zero-shot", None)
+        assert not any(RECORD.encode() in request.raw for request in served.received)
+        with pytest.raises(PrivacyBudgetExceededError):
+            strict.invoke("one more ?")
+
+
+def _likelier(engine: Any, text: str, shown: str) -> bytes:
+    """Which of the two tokens a server finds likelier; b"": it reports neither."""
+    prompt = f"text: {text}\nqueue: {shown}\n\ntext: {QUERY}\nqueue:"
+    found = dict(engine.top_tokens(prompt, [], top_k=engine.max_top_k))
+    mass = {first: sum(found.get(token, 0.0) for token in (first, b" " + first)) for first in (b"<", b"Q")}
+    return max(mass, key=lambda first: mass[first]) if any(mass.values()) else b""
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+@every_engine
+class TestFaults:
+    """Rows that fail abstain, in public nothing shows; a provider that is out costs nothing."""
+
+    async def test_an_outage_is_raised_before_any_ticket(self, servers: Servers, make: Make) -> None:
+        served = servers.served()
+        made = voter(make(served))
+        for hook in (hang_up(), server_error()):
+            served.clear()
+            served.script(hook)
+            with pytest.raises(ModelCallError):
+                made.invoke(QUERY)
+            with pytest.raises(ModelCallError):
+                await made.ainvoke(QUERY)
+            assert not any(RECORD.encode() in request.raw for request in served.received)
+        assert left(made) == MAX_QUERIES
+        served.clear()
+        assert votes(made.invoke(QUERY)) == (8, 4)
+
+    async def test_rows_that_are_limited_or_broken_for_a_while_are_waited_for(
+        self, servers: Servers, make: Make
+    ) -> None:
+        served = servers.served()
+        made = voter(make(served))
+        for ask in (lambda: made.invoke(QUERY), lambda: asyncio.run(made.ainvoke("and that ?"))):
+            served.clear()
+            served.script(rate_limited(retry_after="0"), when="card number 3", times=1)
+            served.script(server_error(), when="transfer number 1", times=2)
+            assert votes(await asyncio.to_thread(ask)) == (8, 4)
+            assert ROWS < asked_privately(served) <= ROWS + 3
+
+    @pytest.mark.parametrize(
+        ("hook", "asked"), [(server_error(), 3), (rate_limited(), 3), (echoing_400(), 1)], ids=["500", "429", "400"]
+    )
+    async def test_rows_that_fail_for_good_abstain(self, servers: Servers, make: Make, hook: Hook, asked: int) -> None:
+        served = servers.served()
+        made = voter(make(served))
+        served.script(
+            hook, when=lambda request: any(mark in request.raw for mark in (b"card number 3", b"number 1 is"))
+        )
+        for seen in (observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))):
+            assert seen.error is None
+            assert votes(seen.result) == (7, 3)
+            assert leaks(seen) == set()
+        marked = sum(fails(request) for request in served.received)
+        assert asked_privately(served) - marked == 2 * (ROWS - 2)
+        assert marked == 4 if asked == 1 else 4 < marked <= 4 * asked  # a busy machine may lose a connection
+        assert left(made) == MAX_QUERIES - 2
+
+    async def test_when_every_row_fails_the_answer_is_noise_and_charged(self, servers: Servers, make: Make) -> None:
+        served = servers.served()
+        made = voter(make(served), abstain_below=0.5)
+        served.script(echoing_400(), when=RECORD)
+        seen = await aobserve(lambda: made.ainvoke(QUERY))
+        assert (seen.error, seen.result.label, votes(seen.result)) == (None, "abstain", (0, 0))
+        assert leaks(seen) == set()
+        assert left(made) == MAX_QUERIES - 1
+
+
+@pytest.mark.parametrize("make", [chat, decisions, anthropic, chat_text], ids=lambda make: make.__name__)
+async def test_rows_that_a_provider_refuses_abstain(servers: Servers, make: Make) -> None:
+    made = voter(make(servers.served(refuse="number 2")))
+    for result in (made.invoke(QUERY), await made.ainvoke("and that ?")):
+        assert votes(result) == (7, 3)
+
+
+async def test_a_server_that_goes_away_costs_nothing_more() -> None:
+    with running_server() as llama:
+        models = [openai_model("ChatOpenAI", f"{llama.url}/v1"), anthropic_model(llama.url)]
+        made = [voter(first_tokens(models[0]), verbalizers={"card": "<", "transfer": "Q"})]
+        made.append(voter(TextVoteBackend(models[1], retry=RETRY)))
+        assert [one.invoke(QUERY).receipt.tickets for one in made] == [1, 1]
+    for one in made:
+        with pytest.raises(ModelCallError):
+            one.invoke("and that ?")
+        with pytest.raises(ModelCallError):
+            await one.abatch(["and that ?", "and these ?"])
+        assert one.invoke(QUERY).receipt.source == "memo"
+        assert left(one) == MAX_QUERIES - 1

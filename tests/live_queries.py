@@ -1,0 +1,46 @@
+"""What the tests of answers through live providers share: records, and components that all of them take part in.
+
+Every record is in every sample and noise is next to nothing, so released numbers say which rows said what. Text is
+invented.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_dpicl.backends.silent import RetryPolicy
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.privacy.examples import PrivateExamples
+from tests.canary import RECORD
+from tests.live import LABELS
+from tests.loopback_provider import Provider
+
+TEXTS = [(f"{RECORD} my card number {i} was declined", "card") for i in range(8)]
+TEXTS += [(f"{RECORD} the transfer number {i} is pending", "transfer") for i in range(4)]
+ROWS = len(TEXTS)
+QUERY = "is it there ?"
+MAX_QUERIES = 8
+RETRY = RetryPolicy(max_attempts=3, first_wait=0.0, max_wait=0.0)
+
+
+def component_options(**options: Any) -> dict[str, Any]:
+    """What a component is built with: a budget of its own, all records in every sample, noise next to nothing."""
+    budget = PrivacyBudgetCallbackHandler(epsilon=2e6, delta=1e-4)
+    sample = {"num_slots": ROWS, "rows": "units", "epsilon": 1e6, "noise_multiplier": 0.01}
+    return {"budget": budget, "max_queries": MAX_QUERIES, **sample, **options}
+
+
+def labelled_examples() -> PrivateExamples:
+    """The records, with the canary in each."""
+    listed = [{"text": text, "queue": label} for text, label in TEXTS]
+    return PrivateExamples(listed, label_key="queue", labels=LABELS, public_size=ROWS)
+
+
+def left(made: Any) -> int:
+    """How many queries a component may still answer."""
+    return int(made.share.remaining("query"))
+
+
+def asked_privately(served: Provider) -> int:
+    """How many requests with a private record have come in."""
+    return sum(RECORD.encode() in request.raw for request in served.received)
