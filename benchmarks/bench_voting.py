@@ -58,7 +58,8 @@ RATE_ROWS = (
     Method(40, 16, "gumbel"),
 )
 LEGEND = """\
-Accuracy in percent, mean +- standard deviation over noise draws on the same votes.
+Accuracy in percent, mean +- standard deviation over noise draws on the same votes. Other questions
+and other samples of the records move it by about 3 points more: read nothing into less.
 M x k   slots of k shots, filled 1.5 times over (paper: once); cal.: each row calibrated on "N/A"
 noise   standard deviation of the noise on a label's votes, per epsilon
 closed  share of the gap from zero-shot to no noise that DP closes, in percent, per epsilon
@@ -119,14 +120,19 @@ def head(epsilons: Sequence[float]) -> str:
     """Returns the headings of a table."""
     accuracies = "".join(f"{f'eps {epsilon:g}':>{EACH}}" for epsilon in epsilons)
     num = len(epsilons)
-    return f"{'':<{NAME}}{'noise':>{NOISE * num}}{accuracies}{'no noise':>10}{'closed':>{CLOSED * num + 2}}"
+    return f"{'':<{NAME}}{'noise':>{NOISE * num}}{accuracies}{'no noise':>10}{'closed':>{closed_width(num)}}"
+
+
+def closed_width(num_epsilons: int) -> int:
+    """Returns the width of the last column, which may hold words."""
+    return max(CLOSED * num_epsilons + 2, 12)
 
 
 def line(shown: str, clean: float, noisy: Sequence[tuple[str, str]], *, closed: str = "") -> str:
     """Returns one line of a table, from (noise, accuracy) cells per epsilon."""
     noise = "".join(f"{cell:>{NOISE}}" for cell, _ in noisy)
     accuracies = "".join(f"{cell:>{EACH}}" for _, cell in noisy)
-    return f"{shown:<{NAME}}{noise}{accuracies}{100 * clean:>10.1f}{closed:>{CLOSED * len(noisy) + 2}}".rstrip()
+    return f"{shown:<{NAME}}{noise}{accuracies}{100 * clean:>10.1f}{closed:>{closed_width(len(noisy))}}".rstrip()
 
 
 def measured_line(shown: str, found: Measured) -> str:

@@ -9,8 +9,10 @@ from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.baselines import (
+    UnprotectedVotes,
     demonstrations_from_instruction,
     demonstrations_without_privacy,
+    label_votes_without_privacy,
     real_demonstrations_without_privacy,
 )
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
@@ -84,11 +86,13 @@ __all__ = [
     "SynthesisInterruptedError",
     "TextVoteBackend",
     "UnknownEventError",
+    "UnprotectedVotes",
     "UnsilencableModelError",
     "VotingResult",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",
     "get_privacy_budget_callback",
+    "label_votes_without_privacy",
     "real_demonstrations_without_privacy",
     "verify_report",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from langchain_dpicl._label_scorers import distinct_texts
-from langchain_dpicl.asking import TaskWording, template_text
+from langchain_dpicl.asking import Query, TaskWording, template_text
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.planning import RowDesign
 from langchain_dpicl.privacy._validate import check_choice, check_real, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -62,6 +64,10 @@ class VotingTask:
         if inputs:
             words.with_content(("",) * len(names), "")
         return cls(answers, texts, words, votes, inputs)
+
+    def queries(self, query: Query) -> list[Query]:
+        """Returns what each row is asked: the query, and the same without content where rows are calibrated."""
+        return [query, *(self.wording.with_content(query, text) for text in self.content_free)]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the task as JSON values, for reports."""
@@ -161,3 +167,30 @@ def design_of(
         overfill=overfill,
         smallest_size=private.public_size_of(None),
     )
+
+
+def reader_of(
+    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int
+) -> tuple[VotingTask, LabelRows, dict[str, str]]:
+    """Returns the task as it will run, what reads labels off the model, and what reports say of it.
+
+    Args:
+      llm: the model.
+      task: with the content-free inputs that there would be.
+      is_wanted: whether to calibrate; None: where the model goes on writing the prompt and a row holds one record.
+      shots: records per row.
+
+    Raises:
+      CapabilityError: the model cannot choose among labels.
+      ModelCallError: it could not be reached.
+      ConfigurationError: it cannot tell the labels apart.
+    """
+    engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
+    texts = list(task.texts.values())
+    scorer = LabelRows(engine, texts, calibrate=False)
+    goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
+    if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
+        scorer = LabelRows(engine, texts, calibrate=True)
+    else:
+        task = replace(task, content_free=())
+    return task, scorer, {"model": getattr(engine, "name", type(engine).__name__), "reads": scorer.kind}

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._label_scorers import distinct_texts
-from langchain_dpicl._voting_options import design_of, labels_of, texts_of, wording_of
+from langchain_dpicl._voting_options import Votes, VotingTask, design_of, reader_of
 from langchain_dpicl.backends.base import Token
-from langchain_dpicl.backends.label_rows import LabelRows
-from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
+from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk, drive
 from langchain_dpicl.blocks import Block
 from langchain_dpicl.curator import (
@@ -29,7 +27,7 @@ from langchain_dpicl.curator import (
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import RowDesign, Segment, release_plan
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism
@@ -229,8 +227,8 @@ def label_votes_without_privacy(
     example_separator: str = "\n\n",
     labels: Sequence[str] | None = None,
     verbalizers: Mapping[str, str | Sequence[str]] | None = None,
-    votes: str = "hard",
-    calibrate: bool = False,
+    votes: Votes = "hard",
+    calibrate: bool | None = None,
     content_free: Sequence[str] = ("N/A",),
     rows: str | None = None,
     num_slots: int | None = None,
@@ -262,16 +260,17 @@ def label_votes_without_privacy(
       ConfigurationError: a parameter is out of range.
       CapabilityError: the model cannot choose among labels.
     """
-    check_choice("votes", votes, ("hard", "soft", "text"))
-    answers = labels_of(private, labels)
-    texts = texts_of(answers, verbalizers)
-    wording = wording_of(
+    task = VotingTask.of(
         private,
+        labels=labels,
+        verbalizers=verbalizers,
+        votes=votes,
+        calibrate=calibrate,
+        content_free=content_free,
         example_prompt=example_prompt,
         prefix=prefix,
         suffix=suffix,
         separator=example_separator,
-        texts=texts,
     )
     design = design_of(
         private,
@@ -281,32 +280,31 @@ def label_votes_without_privacy(
         sampling="poisson",
         overfill=overfill,
     )
-    plan = _voting_plan(design, private.public_size_of(None), is_soft=votes == "soft")
-    inputs = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
-    engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
-    scorer = LabelRows(engine, list(texts.values()), calibrate=bool(inputs))
-    renderers = [
-        wording.renderer([query, *(wording.with_content(query, text) for text in inputs)])
-        for query in map(wording.query, queries)
-    ]
+    shape = design or RowDesign.choose(smallest_size=private.public_size_of(None))
+    plan = _voting_plan(shape, private.public_size_of(None), is_soft=votes == "soft")
+    task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=shape.shots_per_slot)
+    asked = [task.queries(task.wording.query(query)) for query in queries]
     totals = [
-        drive(release_once_without_privacy(private, plan=plan, rows=scorer.ask, render=render, width=len(answers)))
-        for render in renderers
+        drive(
+            release_once_without_privacy(
+                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(given), width=len(task.labels)
+            )
+        )
+        for given in asked
     ]
-    public = {"baseline": "votes without noise", "votes": votes, "content_free": list(inputs), "reads": scorer.kind}
+    public = {"baseline": "votes without noise", **task.to_dict(), **reads}
     sampling = {"sampler": plan.sampler.to_dict(), "aggregation": plan.aggregation.to_dict()}
     return UnprotectedVotes(
-        labels=answers,
-        totals=np.array(totals, dtype=np.float64).reshape(len(renderers), len(answers)),
-        plan={"private": False, "epsilon": "infinity", "delta": 0.0, **public, **sampling, **wording.to_dict()},
+        labels=task.labels,
+        totals=np.array(totals, dtype=np.float64).reshape(len(asked), len(task.labels)),
+        plan={"private": False, "epsilon": "infinity", "delta": 0.0, **public, **sampling},
     )
 
 
-def _voting_plan(design: RowDesign | None, public_size: int, *, is_soft: bool) -> ReleasePlan:
+def _voting_plan(design: RowDesign, public_size: int, *, is_soft: bool) -> ReleasePlan:
     """Returns how rows are drawn and added up; the mechanism, which a plan must have, is never run."""
-    shape = design or RowDesign.choose(smallest_size=public_size)
     return ReleasePlan(
-        sampler=shape.sampler(public_size),
+        sampler=design.sampler(public_size),
         aggregation=ProbabilitySum() if is_soft else VoteSum(),
         mechanism=GumbelMechanism(1.0),
         adjacency="add_remove",

@@ -6,7 +6,6 @@ Knows labels, wording and plans; rows, sums and noise are the curator's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
@@ -20,10 +19,9 @@ from langchain_dpicl._voting_options import (
     check_abstention,
     design_of,
     mechanism_of,
+    reader_of,
 )
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.label_rows import LabelRows
-from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
@@ -210,7 +208,7 @@ class DPVotingRunnable(QueryRunnable):
             adjacency=spender.adjacency,
             max_queries=max_queries,
         )
-        task, scorer, reads = _reader(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
+        task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
         released = {"with_scores": with_scores, "abstain_below": abstain_below}
         share = declare_share(
             private,
@@ -253,13 +251,10 @@ class DPVotingRunnable(QueryRunnable):
     def _gives_receipts(self) -> bool:
         return self.with_scores or super()._gives_receipts
 
-    def _queries(self, query: Query) -> list[Query]:
-        return [query, *(self.wording.with_content(query, text) for text in self.task.content_free)]
-
     @override
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
         """Asks the public prompt: the only sign of an outage, and the zero-shot answer."""
-        render = self.wording.renderer(self._queries(query))
+        render = self.wording.renderer(self.task.queries(query))
         row = yield self.rows.ask_public(render(()))
         return render, row
 
@@ -301,21 +296,6 @@ class DPVotingRunnable(QueryRunnable):
             expected_votes=self.plan.expected_rows,
             receipt=receipt,
         )
-
-
-def _reader(
-    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int
-) -> tuple[VotingTask, LabelRows, dict[str, str]]:
-    """Returns the task as it will run, what reads labels off the model, and what reports say of it."""
-    engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
-    texts = list(task.texts.values())
-    scorer = LabelRows(engine, texts, calibrate=False)
-    goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
-    if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
-        scorer = LabelRows(engine, texts, calibrate=True)
-    else:
-        task = replace(task, content_free=())
-    return task, scorer, {"model": getattr(engine, "name", type(engine).__name__), "reads": scorer.kind}
 
 
 def _plan(

@@ -101,7 +101,8 @@ CARD_B, TRANSFER_B = np.array([0.4, 0.6]), np.array([1 / 7, 6 / 7])
 def voted(private: PrivateExamples, **options: Any) -> Any:
     """Every one of the 80 records is a row of its own: nothing is left to chance."""
     backend = FakeBackend(leaning, vocabulary=[" card", " transfer"])
-    return label_votes_without_privacy(private, ["a?", "b?"], llm=backend, num_slots=80, **options)
+    given = {"num_slots": 80, "calibrate": False, **options}
+    return label_votes_without_privacy(private, ["a?", "b?"], llm=backend, **given)
 
 
 class TestLabelVotes:

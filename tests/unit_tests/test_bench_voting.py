@@ -126,6 +126,7 @@ class TestVotes:
             llm=engine(),
             labels=one.task.labels,
             num_slots=40,
+            calibrate=False,
             example_prompt=one.task.wording.example_prompt,
             suffix=one.task.wording.suffix,
         )
@@ -231,7 +232,7 @@ class TestTables:
     )
     def test_a_row_that_says_nothing_says_so(self, zero: int, constant: int, said: str) -> None:
         found = Measured({1.0: np.array([0.5])}, {1.0: 1.0}, hits(80), hits(zero), hits(constant), 0.005)
-        assert bench_voting.measured_line("a row", found).endswith(f"      80.0{said:>6}")
+        assert bench_voting.measured_line("a row", found).endswith(f"      80.0{said:>12}")
 
     def test_every_line_fits_into_a_hundred_columns(self) -> None:
         noisy = {epsilon: np.array([0.0, 1.0]) for epsilon in (1.0, 3.0, 8.0)}
