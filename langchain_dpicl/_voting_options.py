@@ -57,6 +57,8 @@ class VotingTask:
         texts = texts_of(answers, verbalizers)
         words = wording_of(private, texts=texts, **wording)
         check_choice("votes", votes, ("hard", "soft", "text"))
+        if calibrate is not None and not isinstance(calibrate, bool):
+            raise fail("calibrate", "True, False or None", calibrate)
         names = words.input_variables
         can_calibrate = votes != "text" and (len(names) == 1 or "input" in names)
         is_wanted = can_calibrate if calibrate is None else calibrate
@@ -137,6 +139,15 @@ def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
     if with_scores and chosen != "gaussian":
         raise fail("mechanism", "'gaussian' with with_scores=True (the others release only an index)", chosen)
     return chosen
+
+
+def check_flags(*, name: object, progress: object, **flags: object) -> None:
+    """Refuses what is no flag or no name before anything is declared."""
+    for flag, value in {**flags, "progress": False if progress is None else progress}.items():
+        if not isinstance(value, bool):
+            raise fail(flag, "True or False" + (", or None" if flag == "progress" else ""), value)
+    if name is not None and not isinstance(name, str):
+        raise fail("name", "a text or None", type(name).__name__)
 
 
 def check_abstention(labels: tuple[str, ...], below: float | None, answer: str) -> None:

@@ -21,6 +21,7 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField
+from langchain_core.tools import BaseTool
 from typing_extensions import override
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError
@@ -110,6 +111,17 @@ class PassesOurErrors:
     def with_types(self: Any, **types: Any) -> Runnable[Any, Any]:
         """Is LangChain's `with_types`."""
         return _kept(Runnable.with_types(self, **types))
+
+    def as_tool(self: Any, args_schema: Any = None, **kwargs: Any) -> BaseTool:
+        """Is LangChain's `as_tool`; what is not given, the component inside gives: what a query holds, what it does."""
+        inside = self
+        while isinstance(inside, PassesOurErrors) and not hasattr(inside, "tool_defaults"):
+            held = vars(inside)
+            inside = held.get("bound") or held.get("default") or held.get("runnable")
+        given = inside.tool_defaults() if hasattr(inside, "tool_defaults") else {}
+        if args_schema is not None:
+            given["args_schema"] = args_schema
+        return Runnable.as_tool(self, **{**given, **kwargs})
 
     def map(self: Any) -> Runnable[Sequence[Any], list[Any]]:
         """Is LangChain's `map`."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
-from langchain_core.prompt_values import PromptValue
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from langchain_dpicl.curator import Record
 from langchain_dpicl.exceptions import ConfigurationError
@@ -22,6 +22,7 @@ Query: TypeAlias = tuple[str, ...]
 """The public values of the query's variables, in the order of `TaskWording.input_variables`."""
 Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
 """(literal text, name of the field behind it or None) pairs."""
+_TEXTS = (str, BaseMessage, Document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class TaskWording:
     _example: Pieces = field(init=False, repr=False)
     _prefix: Pieces = field(init=False, repr=False)
     _suffix: Pieces = field(init=False, repr=False)
+    _variables: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
         for name in ("example_prompt", "prefix", "suffix"):
             object.__setattr__(self, f"_{name.removesuffix('_prompt')}", _pieces(name, getattr(self, name)))
+        object.__setattr__(self, "_variables", tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix)))))
         used = _names(self._example)
         if not used or (unknown := sorted(set(used) - set(self.fields))):
             found = unknown if used else self.example_prompt
@@ -66,12 +69,13 @@ class TaskWording:
     @property
     def input_variables(self) -> tuple[str, ...]:
         """The query's variables, in the order in which they appear."""
-        return tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix))))
+        return self._variables
 
     def query(self, given: Any) -> Query:
         """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
 
-        Retrieved documents are joined by blank lines. They are part of the query: public.
+        Lists, such as retrieved documents, are joined by blank lines. They are part of the query: public. Of several
+        chat messages the roles are written as well; of one alone they are not.
 
         Raises:
           ConfigurationError: a variable is missing, or the input is of another type.
@@ -80,6 +84,8 @@ class TaskWording:
         if not isinstance(given, Mapping):
             if len(names) > 1:
                 raise fail("input", f"a dict with {list(names)}", type(given).__name__)
+            if isinstance(given, Sequence) and not given and not isinstance(given, str):
+                raise fail("input", "text", given)
             return (_text("input", given),)
         missing = [name for name in names if name not in given]
         if missing:
@@ -103,12 +109,11 @@ class TaskWording:
         """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
         named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
         ends = [(_filled(self._prefix, values), _filled(self._suffix, values)) for values in named]
+        around = [([prefix] if prefix else [], suffix) for prefix, suffix in ends]
 
         def render(records: Sequence[Record]) -> tuple[str, ...]:
             examples = [_filled(self._example, record, self.shown) for record in records]
-            return tuple(
-                self.separator.join([*([prefix] if prefix else []), *examples, suffix]) for prefix, suffix in ends
-            )
+            return tuple([self.separator.join([*before, *examples, suffix]) for before, suffix in around])
 
         return render
 
@@ -171,12 +176,25 @@ def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mappi
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
+        return "\n\n".join(_text(name, item) for item in value)
+    found = _content(value)
+    if found is None:
+        expected = "text, a message, a prompt value, a document, or a list of such"
+        raise fail(name, expected, type(value).__name__)
+    return found
+
+
+def _content(value: Any) -> str | None:
+    """Returns the text of LangChain's own carriers of text."""
+    if isinstance(value, ChatPromptValue) and len(value.messages) == 1:
+        return str(value.messages[0].text)
     if isinstance(value, PromptValue):
         return value.to_string()
     if isinstance(value, BaseMessage):
         return str(value.text)
-    if isinstance(value, Sequence) and value and all(isinstance(item, Document) for item in value):
-        return "\n\n".join(item.page_content for item in value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    raise fail(name, "text, a message, a prompt value or documents", type(value).__name__)
+    if isinstance(value, Document):
+        return value.page_content
+    return None

@@ -187,8 +187,8 @@ def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
 
 def _prompts(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
     """Draws one secret sample and renders its rows, stopping only for Ctrl-C."""
-    prompts = guarded(lambda: _rendered(pool, plan, render))
-    return prompts if prompts is not None else (None,) * (plan.sampler.num_rows or 0)
+    # Without a name: a stop before the return would show every prompt in this frame.
+    return guarded(lambda: _rendered(pool, plan, render)) or (None,) * (plan.sampler.num_rows or 0)
 
 
 def _rendered(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
@@ -197,11 +197,10 @@ def _rendered(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]]
     shots = getattr(plan.sampler, "shots_per_slot", None)
 
     def rendered(row: Sequence[int]) -> T:
-        return render(_records(pool, row)[:shots])
+        records: list[Record] = []
+        for unit in row:
+            records += pool.records(unit)
+        return render(records[:shots])
 
     every = guarded(lambda: tuple(map(rendered, sample)))
     return tuple(guarded(lambda row=row: rendered(row)) for row in sample) if every is None else every  # type: ignore[misc]
-
-
-def _records(pool: Pool, members: Sequence[int]) -> list[Record]:
-    return [record for unit in members for record in pool.records(unit)]

@@ -88,5 +88,5 @@ def share_of_delta(budget: Budget, *, epsilon: float | None, delta: float | None
     if delta is not None:
         return delta
     if epsilon is None:
-        raise ConfigurationError("epsilon: expected this component's share of the budget, found None.")
+        raise ConfigurationError("epsilon: expected this component's share of the budget, found None. Give epsilon=...")
     return budget.default_delta(epsilon)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from langchain_dpicl._answer_spaces import EmbeddingSpace, KeywordSpace, Outcome, Round, Space
 from langchain_dpicl._candidates import KEYWORDS, PublicModel, PublicSide, answer_template
-from langchain_dpicl._voting_options import design_of, wording_of
+from langchain_dpicl._voting_options import check_flags, design_of, wording_of
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.walk import Walk
@@ -34,6 +34,7 @@ from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import FreeFormResult, Receipt
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.tenants import Tenant, Tenants
+from langchain_dpicl.writing import check_texts
 
 AnswerSpace: TypeAlias = Literal["embedding", "keywords"]
 
@@ -211,11 +212,12 @@ class DPFreeFormRunnable(QueryRunnable):
         )
         writes = None if is_embedded else answer_template(wording, answer_prompt)
         check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
+        check_flags(name=name, progress=progress, with_receipt=with_receipt)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         shape = {"rows": rows, "num_slots": num_slots, "shots_per_slot": shots_per_slot}
         design = design_of(private, **shape, sampling=sampling, overfill=overfill)  # type: ignore[arg-type]
-        ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop or ()}
+        ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         engine = as_text_backend(llm)
         public = PublicSide(
             PublicModel(llm, **ends),

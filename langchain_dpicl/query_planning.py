@@ -119,7 +119,8 @@ def _checked(design: RowDesign, adjacency: Adjacency) -> RowDesign:
 def _pricing_delta(plan: QueryPlan) -> float:
     left = effective_delta(plan.delta, plan.implementation_delta)
     if left <= 0:
-        raise fail("delta", f"more than the noise's declared gap {plan.implementation_delta:.3g}", plan.delta)
+        gap = f"more than the noise's declared gap {plan.implementation_delta:.3g}"
+        raise fail("delta", gap, plan.delta, "Lower max_queries, or give a larger delta=.")
     return left
 
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig
-from langchain_core.tools import BaseTool
-from pydantic import BaseModel, Field, create_model
+from pydantic import Field, create_model
 from tqdm.auto import tqdm
 from typing_extensions import override
 
 from langchain_dpicl.asking import Query
+from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.receipts import Receipt, Source
@@ -39,7 +39,7 @@ Exhausted: TypeAlias = Literal["raise", "zero_shot"]
 _BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tell:
     """Tells the run's observers of an event, on the way of a walk."""
 
@@ -54,6 +54,27 @@ class Tell:
     async def arun(self) -> None:
         """Tells, awaiting."""
         await arecord_event(self.name, self.data, self.config)
+
+
+@dataclass(slots=True)
+class Turn:
+    """Waits, on the way of a walk, until nobody else asks the same; says whether the gate is held from then on."""
+
+    gate: Gate
+
+    def run(self) -> bool:
+        """Waits, blocking; below a running event loop, which may have to go on first, it does not wait."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.gate.__enter__()
+            return True
+        return self.gate.enter_at_once()
+
+    async def arun(self) -> bool:
+        """Waits, awaiting."""
+        await self.gate.__aenter__()
+        return True
 
 
 class QueryRunnable(ChargingRunnable[Any, Any]):
@@ -113,13 +134,19 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     @property
     @override
     def InputType(self) -> Any:
-        return str | dict[str, Any] if len(self.wording.input_variables) == 1 else dict[str, Any]
+        names = self.wording.input_variables
+        fields: dict[str, Any] = dict.fromkeys(names, (Any, ...))
+        return str | dict[str, Any] if len(names) == 1 else create_model("Query", **fields)
 
-    @override
-    def as_tool(self, args_schema: type[BaseModel] | None = None, **kwargs: Any) -> BaseTool:
-        """Is LangChain's `as_tool`; by default the tool takes the query's variables as texts."""
+    def tool_defaults(self) -> dict[str, Any]:
+        """Returns what a tool made of this, or of anything around it, takes and says unless told otherwise."""
         fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
-        return super().as_tool(args_schema or create_model("Query", **fields), **kwargs)
+        return {"args_schema": create_model("Query", **fields), "description": self._purpose}
+
+    @property
+    def _purpose(self) -> str:
+        """What a tool says it does."""
+        return "Answers a question from private examples, under differential privacy."
 
     @override
     def configurable_fields(self, **kwargs: Any) -> Any:
@@ -159,38 +186,63 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             raise fail("invoke", "no further arguments", sorted(kwargs))
         query = self.wording.query(given)
         tenant = self.tenants.of(config)
+        _calls_at_once(config)
         try:
-            if (told := self._recalled(tenant, query)) is not None:
-                outcome = yield from self._finished(tenant, query, told, config)
-                return (yield from self._told(outcome, "memo", None, config))
-            self._refuse_early(tenant, pay)
-            prepared = yield from self._prepared(query, config)
-            try:
-                with self.tenants.seat(tenant) as seat, pay(QUERY_TEMPLATE) as ticket:
+            with self.tenants.turn(tenant, query) as gate:
+                held = False if gate is None else (yield Turn(gate))
+                try:
+                    return (yield from self._answered(tenant, query, pay, config))
+                finally:
+                    if held and gate is not None:
+                        gate.__exit__(None, None, None)
+        finally:
+            self._tick()
+
+    def _answered(self, tenant: Tenant, query: Query, pay: Pay, config: RunnableConfig) -> Walk[Any]:
+        """Answers one query of one tenant, whoever else asks (a walk)."""
+        if (told := self._recalled(tenant, query)) is not None:
+            outcome = yield from self._finished(tenant, query, told, config)
+            return (yield from self._told(outcome, "memo", None, config))
+        self._refuse_early(tenant, pay)
+        prepared = yield from self._prepared(query, config)
+        try:
+            with self.tenants.seat(tenant) as seat:
+                seat.charged = False
+                with pay(QUERY_TEMPLATE) as ticket:
+                    seat.charged = True  # until it is known that the ticket did not burn
                     try:
                         outcome = yield from self._released(query, prepared, ticket, config)
                     finally:
                         seat.charged = not ticket.unburnt
-            except PrivacyBudgetExceededError as error:
-                if self.on_exhausted != "zero_shot":
-                    raise
-                refusal = {"requested": error.requested, "remaining": error.remaining}
-            else:
-                outcome = yield from self._finished(tenant, query, outcome, config)
-                return (yield from self._told(outcome, "release", ticket, config))
-            yield Tell(REFUSED, lambda: self._refusal(refusal), config)
-            outcome = yield from self._zero_shot(query, prepared, config)
-            return (yield from self._told(outcome, "zero-shot", None, config))
-        finally:
-            self._tick()
+        except PrivacyBudgetExceededError as error:
+            if self.on_exhausted != "zero_shot":
+                self._explain(error)
+                raise
+            refusal = {"requested": error.requested, "remaining": error.remaining}
+        else:
+            outcome = yield from self._finished(tenant, query, outcome, config)
+            return (yield from self._told(outcome, "release", ticket, config))
+        yield Tell(REFUSED, lambda: self._refusal(refusal), config)
+        outcome = yield from self._zero_shot(query, prepared, config)
+        return (yield from self._told(outcome, "zero-shot", None, config))
 
     def _refuse_early(self, tenant: Tenant, pay: Pay) -> None:
         """Refuses what would be refused after the public calls, before they cost anything."""
         if self.on_exhausted == "raise":
-            with self.tenants.seat(tenant):
-                if not self.share.remaining(QUERY_TEMPLATE):
+            self.tenants.refuse_beyond_cap(tenant)
+            if not self.share.remaining(QUERY_TEMPLATE):
+                try:
                     with pay(QUERY_TEMPLATE):  # refuses; a ticket that came back meanwhile goes back again
                         pass
+                except PrivacyBudgetExceededError as error:
+                    self._explain(error)
+                    raise
+
+    def _explain(self, error: PrivacyBudgetExceededError) -> None:
+        """Adds to a refusal what the share paid for, and what else could be done."""
+        spent = f"Its {self.plan.max_queries} queries cost epsilon {self.share.epsilon:.4g} at {self.share.delta:.4g}"
+        advice = "Build another component for more, or take on_exhausted='zero_shot'."
+        error.args = (f"{error.args[0]} {spent.replace(' at ', ' at delta ')} together. {advice}",)
 
     def _recalled(self, tenant: Tenant, query: Query) -> Any:
         """Returns what was released to the tenant for this query before, or None."""
@@ -206,8 +258,8 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     @staticmethod
     def _limited(ask: Callable[[T], Ask], config: RunnableConfig) -> Callable[[T], Ask]:
         """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
-        limit = config.get("max_concurrency")
-        return lambda prompts: AtMost(ask(prompts), limit if limit and limit > 0 else None)
+        limit = _calls_at_once(config)
+        return ask if limit is None else lambda prompts: AtMost(ask(prompts), limit)
 
     def _told(self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig) -> Walk[Any]:
         receipt = self._receipt(source, ticket) if self._gives_receipts else None
@@ -251,6 +303,12 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Copies the public options alone: handles, engines and memos are the same in every copy."""
         return self.__copy__()
 
+    def __repr__(self) -> str:
+        left = f"queries_left={self.share.remaining(QUERY_TEMPLATE)} of {self.plan.max_queries}"
+        return f"{type(self).__name__}(component={self.share.component!r}, {left})"
+
+    __str__ = __repr__
+
     @contextmanager
     def _bar(self, total: int) -> Iterator[None]:
         """Shows the progress of a batch."""
@@ -274,3 +332,8 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Is `from_private_examples`, awaitable: a model is probed and noise calibrated in a thread."""
         build: Callable[..., Self] = cls.from_private_examples  # type: ignore[attr-defined]
         return await asyncio.to_thread(build, private, **options)
+
+
+def _calls_at_once(config: RunnableConfig) -> int | None:
+    limit = config.get("max_concurrency")
+    return None if limit is None else check_int("max_concurrency", limit, low=1)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from os import environ
@@ -53,7 +52,7 @@ def record_event(
       data: public values only, as observers and tracers keep them; a function is called only if somebody listens.
       config: the run's config; found by itself inside a run.
     """
-    with _outcome_kept(name):
+    with _OutcomeKept(name):
         run = _listening(config, CallbackManager)
         if run is not None:
             run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
@@ -63,7 +62,7 @@ async def arecord_event(
     name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
 ) -> None:
     """Is `record_event` for async code: async observers are awaited on the loop they live on."""
-    with _outcome_kept(name):
+    with _OutcomeKept(name):
         run = _listening(config, AsyncCallbackManager)
         if run is not None:
             await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
@@ -226,8 +225,8 @@ def _nobody_listens(config: RunnableConfig | None) -> bool:
 
 def _doors() -> tuple[Any, ...]:
     """What makes a run's manager: instrumentation that wraps one of these may add a handler to each new manager."""
-    kinds = (CallbackManager, AsyncCallbackManager)
-    made = (door for kind in kinds for door in (kind.__init__, vars(kind).get("configure")))
+    blocking, awaiting = CallbackManager, AsyncCallbackManager
+    made = (blocking.__init__, vars(blocking).get("configure"), awaiting.__init__, vars(awaiting).get("configure"))
     return (manager._configure, *made)  # noqa: SLF001
 
 
@@ -247,20 +246,23 @@ _STOCK = _doors()
 _WAS_STOCK = all(map(_is_langchains, _STOCK))
 
 
-@contextmanager
-def _outcome_kept(name: str) -> Iterator[None]:
+class _OutcomeKept:
     """Logs what an observer raises and goes on; a stop, or a cancellation that somebody asked for, is no fault."""
-    fault = ""
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if _cancelled():
-            raise
-        fault = type(error).__name__
-    except Exception as error:  # noqa: BLE001  whatever an observer raises is its own
-        fault = type(error).__name__
-    if fault:
-        logger.warning("%s: an observer failed with %s; the outcome stands.", name, fault)
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        is_stray = isinstance(error, asyncio.CancelledError) and not _cancelled()
+        if not (is_stray or isinstance(error, Exception)):  # what an observer raises is its own
+            return False
+        logger.warning("%s: an observer failed with %s; the outcome stands.", self._name, type(error).__name__)
+        return True
 
 
 def _cancelled() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
+from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 
@@ -50,12 +51,12 @@ class Tenant:
 
 
 class Seat:
-    """A place among a tenant's charged queries; given up again unless `charged` is set."""
+    """A place among a tenant's charged queries; kept unless it is known that nothing was charged."""
 
     __slots__ = ("charged",)
 
     def __init__(self) -> None:
-        self.charged = False
+        self.charged = True
 
 
 class Tenants:
@@ -74,8 +75,10 @@ class Tenants:
     def __init__(self, *, max_queries: int | None = None, memo_size: int = 0) -> None:
         self.max_queries = None if max_queries is None else check_int(TENANT_CAP, max_queries, low=0)
         self.memo_size = check_int("memo_size", memo_size, low=0)
+        self._nobody = Tenant("", self.max_queries)
         self._lock = threading.Lock()
         self._used: Counter[str] = Counter()
+        self._turns: dict[tuple[str, Hashable], tuple[Gate, int]] = {}
         self._told: OrderedDict[str, OrderedDict[Hashable, Any]] = OrderedDict()
 
     def of(self, config: Mapping[str, Any]) -> Tenant:
@@ -84,13 +87,25 @@ class Tenants:
         Raises:
           ConfigurationError: the name is no short text, or the cap no whole number.
         """
-        given = config.get("configurable") or {}
+        given = config.get("configurable")
+        if not given:
+            return self._nobody
         name, cap = given.get(TENANT), given.get(TENANT_CAP)
         name = "" if name is None else name
         if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise fail(TENANT, f"a text of at most {_MOST_NAME} characters", type(name).__name__)
         caps = [self.max_queries, None if cap is None else check_int(TENANT_CAP, cap, low=0)]
         return Tenant(name, min((limit for limit in caps if limit is not None), default=None))
+
+    def refuse_beyond_cap(self, tenant: Tenant) -> None:
+        """Does nothing where the tenant may take a seat now.
+
+        Raises:
+          PrivacyBudgetExceededError: the tenant's cap is reached.
+        """
+        if tenant.cap is not None and self.used(tenant.name) >= tenant.cap:
+            msg = f"tenant {tenant.name!r}: requested 1 query, remaining 0 of {tenant.cap} in this process."
+            raise PrivacyBudgetExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
 
     @contextmanager
     def seat(self, tenant: Tenant) -> Iterator[Seat]:
@@ -101,10 +116,7 @@ class Tenants:
         """
         seat = Seat()
         with self._lock:
-            used = self._used[tenant.name]
-            if tenant.cap is not None and used >= tenant.cap:
-                msg = f"tenant {tenant.name!r}: requested 1 query, remaining 0 of {tenant.cap} in this process."
-                raise PrivacyBudgetExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
+            self.refuse_beyond_cap(tenant)
             self._used[tenant.name] += 1
         try:
             yield seat
@@ -146,6 +158,29 @@ class Tenants:
             memo = self._told.get(tenant.name)
             if memo is not None and memo.get(key) is told:
                 del memo[key]
+
+    @contextmanager
+    def turn(self, tenant: Tenant, key: Hashable) -> Iterator[Gate | None]:
+        """Holds one gate for all who ask the same at the same time, so that the others are told what the first was.
+
+        The gate is made here, and entered by whoever asks; None without a memo.
+        """
+        if not self.memo_size:
+            yield None
+            return
+        place = (tenant.name, key)
+        with self._lock:
+            gate, asking = self._turns.get(place, (None, 0))
+            gate = Gate(1) if gate is None else gate
+            self._turns[place] = (gate, asking + 1)
+        try:
+            yield gate
+        finally:
+            with self._lock:
+                asking = self._turns[place][1] - 1
+                self._turns[place] = (gate, asking)
+                if not asking:
+                    del self._turns[place]
 
     def _give_up(self, name: str) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from langchain_dpicl._voting_options import (
     Votes,
     VotingTask,
     check_abstention,
+    check_flags,
     design_of,
     mechanism_of,
     reader_of,
@@ -26,8 +27,8 @@ from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.planning import RowDesign
-from langchain_dpicl.privacy._validate import check_choice
+from langchain_dpicl.planning import Cost, RowDesign
+from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
@@ -83,7 +84,7 @@ class DPVotingRunnable(QueryRunnable):
     abstain_label: str = "abstain"
     """The answer where no label has enough votes."""
 
-    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"abstain_label", "with_scores"}
+    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"with_scores"}
 
     @classmethod
     @tells_refusals("DPVotingRunnable")
@@ -193,6 +194,7 @@ class DPVotingRunnable(QueryRunnable):
             separator=example_separator,
         )
         check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
+        check_flags(name=name, progress=progress, with_receipt=with_receipt, with_scores=with_scores)
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
@@ -240,6 +242,24 @@ class DPVotingRunnable(QueryRunnable):
     def labels(self) -> tuple[str, ...]:
         """Every label an answer can have, in the order that breaks ties of rows."""
         return tuple(self.task.labels)
+
+    def cost(self, **tokens: int) -> Cost:
+        """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
+        calls = 1 + len(self.task.content_free)
+        cost: Cost = self.plan.cost(calls_per_row=calls, **tokens)
+        return cost
+
+    @property
+    @override
+    def _purpose(self) -> str:
+        return f"Answers with one of: {', '.join(self.labels)}. Rests on private examples, under differential privacy."
+
+    @override
+    def configurable_fields(self, **kwargs: Any) -> Any:
+        if "with_scores" in kwargs and self.plan.release.mechanism.name != "gaussian":
+            found = self.plan.release.mechanism.name
+            raise fail("configurable_fields", "with_scores beside mechanism='gaussian' only", found)
+        return super().configurable_fields(**kwargs)
 
     @property
     @override

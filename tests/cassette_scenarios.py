@@ -1,7 +1,8 @@
 """What is said in the cassettes: the same steps against a server when recording and against the file when replaying.
 
 Everything goes through the package's own entries and stock LangChain models. All text is invented, that of the
-"private" records too. Calls run one at a time, so that they are recorded in their order.
+"private" records too. Calls run one at a time, so that they are recorded in their order; where secret coins shuffle
+them (`ANY_ORDER`), all records are in every sample, so that the same calls are made, and they are kept sorted.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import DPFewShotPromptTemplate, ReleasedDemonstrations
+from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PrivateExamples, ReleasedDemonstrations
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import RetryPolicy
@@ -28,6 +30,9 @@ RECORDS = (
 LABELS = ("card", "transfer", "top up")
 LABELLED = "text: my card was declined\nqueue: card\n\ntext: the transfer is pending\nqueue: transfer"
 QUESTION = "is my card payment still pending ?"
+QUESTIONS = (QUESTION, "why is my top up not there ?")
+LETTERS_OF = {"card": "abcdefghi", "transfer": "jklmnopqr", "top up": "stuvwxyz"}
+"""What stands for the labels: the tiny model says no word, but some letters."""
 RELEASED = ReleasedDemonstrations(
     ({"text": "why was my card payment declined ?"}, {"text": "the cash machine kept my card"}),
     {"epsilon": 1.0, "note": "invented for the cassettes; nothing private stands behind it"},
@@ -188,6 +193,32 @@ async def openai_decisions(target: Target) -> dict[str, Any]:
     }
 
 
+async def openai_voting(target: Target) -> dict[str, Any]:
+    """A query asked, one awaited, and the first again, which asks nobody; every record votes on each.
+
+    The noise is next to nothing, so that the released scores are the votes.
+    """
+    engine = LangChainBackend(target.chat(), continuation="instruct", max_concurrency=1, retry=target.retry)
+    records = [{"text": text, "queue": label} for text, label in zip(target.records, LABELS, strict=True)]
+    voter = DPVotingRunnable.from_private_examples(
+        PrivateExamples(records, label_key="queue", labels=LABELS, public_size=len(records)),
+        llm=engine,
+        budget=Budget(epsilon=2e6, delta=1e-4),
+        epsilon=1e6,
+        noise_multiplier=0.01,
+        num_slots=len(records),
+        rows="units",
+        prefix="Queues have letters: a is card, j is transfer, s is top up.",
+        verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
+        calibrate=False,
+        with_scores=True,
+        max_queries=4,
+    )
+    answers = [voter.invoke(QUESTIONS[0]), await voter.ainvoke(QUESTIONS[1]), voter.invoke(QUESTIONS[0])]
+    votes = np.array([[round(score) for score in answer.scores.values()] for answer in answers])
+    return {"answers": answers, "votes": votes, "rows": [votes.sum(axis=1, keepdims=True) == len(records)]}
+
+
 def _walked(backend: LangChainBackend, target: Target) -> dict[str, Any]:
     found = backend.top_tokens(PUBLIC_PROMPT, [], top_k=min(TOP_K, backend.max_top_k or TOP_K))
     domain = _candidates(found)
@@ -212,4 +243,8 @@ SCENARIOS: Mapping[str, Callable[[Target], Any]] = {
     "anthropic_messages": anthropic_messages,
     "anthropic_text": anthropic_text,
     "openai_decisions": openai_decisions,
+    "openai_voting": openai_voting,
 }
+
+ANY_ORDER = frozenset({"openai_voting"})
+"""Scenarios whose calls are shuffled."""

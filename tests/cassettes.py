@@ -27,7 +27,7 @@ import vcr
 import yaml
 from vcr.request import Request
 
-from tests.cassette_scenarios import NO_KEY, SCENARIOS, Target
+from tests.cassette_scenarios import ANY_ORDER, NO_KEY, SCENARIOS, Target
 from tests.llama_server import MODEL, running_server
 from tests.loopback_provider import provider
 from tests.secret_words import found_in
@@ -73,6 +73,8 @@ class Readable:
             }
             for one in cassette["interactions"]
         ]
+        if self._header.get("scenario") in ANY_ORDER:
+            interactions.sort(key=lambda one: json.dumps(one["request"], sort_keys=True))
         state = {**self._header, "version": cassette["version"], "interactions": interactions}
         return _ABOUT + yaml.dump(state, Dumper=_Dumper, sort_keys=False, width=118, default_flow_style=None)
 
@@ -253,7 +255,11 @@ def _loopback() -> Iterator[Target]:
 
 
 REAL = {
-    "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("openai_chat", "openai_stream", "openai_async")),
+    "openai": (
+        "https://api.openai.com",
+        "OPENAI_API_KEY",
+        ("openai_chat", "openai_stream", "openai_async", "openai_voting"),
+    ),
     "openai-completions": ("https://api.openai.com", "OPENAI_API_KEY", ("openai_completions",)),
     "openai-decisions": ("https://api.openai.com", "OPENAI_API_KEY", ("openai_decisions",)),
     "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("anthropic_messages", "anthropic_text")),

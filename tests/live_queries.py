@@ -41,6 +41,11 @@ def left(made: Any) -> int:
     return int(made.share.remaining("query"))
 
 
+def reserved(made: Any) -> int:
+    """How many tickets were ever reserved on a component's ledger, those that were given back included."""
+    return sum(line.body.get("count", 0) for line in made.budget._store.records() if line.kind == "reserve")
+
+
 def asked_privately(served: Provider) -> int:
     """How many requests with a private record have come in."""
     return sum(RECORD.encode() in request.raw for request in served.received)

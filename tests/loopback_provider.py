@@ -197,7 +197,7 @@ def provider(
 ) -> Iterator[Provider]:
     """Runs a provider on a free port of this machine; the arguments are those of `Manners`."""
     served = Provider(Manners(dialect, max_logprobs, token_ids, echo_prefix, refuse, model))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"served": served}))
+    server = _Server(("127.0.0.1", 0), type("Bound", (_Handler,), {"served": served}))
     served.root = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
@@ -206,6 +206,10 @@ def provider(
         served.ended.set()
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of the usual 5, connections made at once are lost, and their clients wait for minutes
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.backends._preflight import refuse_gateway
+from langchain_dpicl.backends._preflight import held_by, refuse_gateway
 from langchain_dpicl.exceptions import UnsilencableModelError
 
 _STORING = (("mget", "mset"), ("lookup", "update"))
@@ -45,11 +45,6 @@ def refuse_keepers(embeddings: Embeddings) -> None:
                     "pass embeddings without it"
                 )
         refuse_gateway(kind, held.values())
-
-
-def held_by(thing: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, pydantic's private ones among them, by name."""
-    return {**vars(thing), **(getattr(thing, "__pydantic_private__", None) or {})}
 
 
 def _all_of(embeddings: Embeddings) -> Iterator[Embeddings]:

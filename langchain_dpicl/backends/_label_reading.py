@@ -54,7 +54,7 @@ def softmax(row: Sequence[float]) -> list[float]:
 
     A row without any possible text is zeros.
     """
-    if math.isfinite(sum(row)):
+    if -math.inf < sum(row) < math.inf:
         top = max(row)
         weights = [math.exp(value - top) for value in row]
     else:  # or finite numbers add up to more than a float holds, which comes to the same here

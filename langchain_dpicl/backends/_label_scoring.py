@@ -89,8 +89,12 @@ class Scorer(ABC, Generic[S]):
 
     def row(self, scores: Sequence[S | None]) -> list[float]:
         """Returns the label probabilities of one row: of the query first, then of its content-free prompts."""
-        found = [[0.0] * self.width if one is None else self.read(one) for one in scores]
-        return calibrated(found[0], found[1:], least=self.least)
+        first, *free = scores
+        own = [0.0] * self.width if first is None else self.read(first)
+        if not free:
+            return own
+        found = [[0.0] * self.width if one is None else self.read(one) for one in free]
+        return calibrated(own, found, least=self.least)
 
 
 class _Choices(Scorer[list[float]]):

@@ -98,8 +98,23 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
 def refuse_open_models(model: Any) -> None:
     """Raises UnsilencableModelError for a model that tells others of its calls by its own making."""
     _refuse_overrides(type(model))
-    _refuse_company(type(model).__name__, {name: getattr(model, name, None) for name in type(model).model_fields})
-    refuse_gateway(type(model).__name__, {**vars(model), **(model.__pydantic_private__ or {})}.values())
+    held, private = held_by(model), model.__pydantic_private__ or {}
+    declared = {name: getattr(model, name, None) for name in type(model).model_fields}
+    _refuse_company(type(model).__name__, {**{k: v for k, v in held.items() if k not in private}, **declared})
+    refuse_gateway(type(model).__name__, held.values())
+
+
+def held_by(thing: Any) -> dict[str, Any]:
+    """Returns the attributes of an object by name: those of pydantic's private and extra fields and slots as well."""
+    slots = (name for base in type(thing).__mro__ for name in _names(vars(base).get("__slots__", ())))
+    held = {name: getattr(thing, name, None) for name in slots if not name.startswith("__")}
+    for more in ("__dict__", "__pydantic_private__", "__pydantic_extra__"):
+        held |= getattr(thing, more, None) or {}
+    return held
+
+
+def _names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
 
 
 def _refuse_overrides(kind: type) -> None:

@@ -184,6 +184,10 @@ class Gate:
     ) -> None:
         self._leave()
 
+    def enter_at_once(self) -> bool:
+        """Takes a free place and says so, or says that there is none."""
+        return self._takes(None)
+
     def _takes(self, wake: Callable[[], bool] | None) -> bool:
         """Takes a free place, or queues if there is somebody to wake."""
         with self._lock:

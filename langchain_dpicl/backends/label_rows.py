@@ -17,8 +17,8 @@ from langchain_dpicl.backends._label_reading import calibrated, checked
 from langchain_dpicl.backends._label_scoring import Scorer, fitting, label_scorer
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
-from langchain_dpicl.backends.walk import Ask
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
+from langchain_dpicl.backends.walk import Ask, public_failure
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
@@ -98,7 +98,7 @@ class LabelRows:
         Args:
           prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
         """
-        return _AskLabels(self._scorer, prompts if self._calibrate else tuple(row and row[:1] for row in prompts))
+        return _AskLabels(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
 
     def ask_public(self, prompts: tuple[str, ...]) -> Ask:
         """Returns what asks for float64[labels] after a PUBLIC prompt; zeros: the answer names no label.
@@ -177,17 +177,17 @@ class _AskLabels:
 
     def _read(self, found: Sequence[Any]) -> Boxed:
         """Reads each row from the scores of its own prompts, which stand one after the other."""
-        width = self.scorer.width
-        rows: list[list[float]] = []
+        nothing, row = [0.0] * self.scorer.width, self.scorer.row
+        scores: list[Sequence[Any]] = []
         first = 0
         for texts in self.prompts:
-            row: list[float] | None = None
-            if texts:
-                own = found[first : first + len(texts)]
-                first += len(texts)
-                row = guarded(lambda own=own: self.scorer.row(own))  # type: ignore[misc]
-            rows.append(row or [0.0] * width)
-        return Boxed(np.array(rows, dtype=np.float64).reshape(len(rows), width))
+            last = first + len(texts or ())
+            scores.append(found[first:last])
+            first = last
+        rows = guarded(lambda: [row(own) if own else nothing for own in scores])
+        if rows is None:
+            rows = [guarded(lambda own=own: row(own)) or nothing if own else nothing for own in scores]  # type: ignore[misc]
+        return Boxed(np.array(rows, dtype=np.float64).reshape(len(rows), len(nothing)))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -203,8 +203,9 @@ class _AskPublicLabels:
             return self._read([self.scorer.public(prompt) for prompt in self.prompts])
         except DPICLError:
             raise
-        except Exception as error:
-            raise _failed(error) from error
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
 
     async def arun(self) -> NDArray[np.float64]:
         """Answers, awaiting."""
@@ -212,8 +213,9 @@ class _AskPublicLabels:
             return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
         except DPICLError:
             raise
-        except Exception as error:
-            raise _failed(error) from error
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
 
     def _read(self, found: Sequence[list[float]]) -> NDArray[np.float64]:
         own, *free = found
@@ -222,8 +224,3 @@ class _AskPublicLabels:
 
 def _only(scores: list[Any] | None) -> Any:
     return None if scores is None else scores[0]
-
-
-def _failed(error: Exception) -> ModelCallError:
-    """What an engine raised on a public prompt is public; its type says most."""
-    return ModelCallError(f"the public model call failed with {type(error).__name__}. Check the model and call again.")

@@ -44,8 +44,9 @@ class AskTopTokens:
             return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
         except DPICLError:
             raise
-        except Exception as error:
-            raise _failed(error) from error
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
 
     async def arun(self) -> list[tuple[Token, float]]:
         """Answers, awaiting."""
@@ -53,8 +54,9 @@ class AskTopTokens:
             return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
         except DPICLError:
             raise
-        except Exception as error:
-            raise _failed(error) from error
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -75,9 +77,12 @@ class AtMost:
             return await self.ask.arun()
 
 
-def _failed(error: Exception) -> ModelCallError:
-    """What an engine raised on a public prompt is public; its type says most."""
-    return ModelCallError(f"the public model call failed with {type(error).__name__}. Check the model and call again.")
+def public_failure(kind: str) -> ModelCallError:
+    """Returns the error for a public call that failed; the caller raises it outside of the `except` block.
+
+    Only the kind of what was raised goes on: its text and its frames may tell of the load that private calls made.
+    """
+    return ModelCallError(f"the public model call failed with {kind}. Check the model and call again.")
 
 
 def drive(walk: Walk[T]) -> T:

@@ -45,6 +45,11 @@ MAX_WIDTH = 2**20
 """Most columns a row may have: 2^20 coordinates of 32 binary digits still add exactly in float64."""
 
 
+# Vectors in the simplex, or in it or zero: what a row that comes or goes moves, and one that takes another value.
+_ONE_APPEARS = Sensitivity(l2=1.0, range=1.0)
+_ONE_CHANGES = Sensitivity(l2=math.sqrt(2.0), range=2.0)
+
+
 def _row_appears(row_shape: RowShape, adjacency: Adjacency) -> bool:
     """True if neighbours differ by one row that is there or not; else one row takes another value."""
     check_choice("row_shape", row_shape, ROW_SHAPES)
@@ -60,14 +65,15 @@ def _matrix(rows: npt.NDArray[Any], width: int) -> Floats:
     if array.ndim != 2 or array.shape[1] != width or array.dtype.kind not in "fiub":
         found = f"{array.ndim} dimensions, width {array.shape[-1] if array.ndim else 0}, dtype {array.dtype.kind!r}"
         raise fail("rows", f"a real array of shape (n, {width})", found, "The engine must fill every row.")
+    if array.dtype == np.float64:
+        return array.copy(order="C")
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(array, dtype=np.float64, order="C")
 
 
 def _non_negative(matrix: Floats) -> Floats:
-    """Replaces what cannot be a weight (NaN, infinities, negatives) by zero, in place."""
-    matrix[~(np.isfinite(matrix) & (matrix > 0))] = 0.0
-    return matrix
+    """Returns the matrix with zero for what cannot be a weight: NaN, infinities, negatives."""
+    return np.where((matrix > 0) & (matrix < np.inf), matrix, 0.0)
 
 
 class _RowSum(Closed):
@@ -106,7 +112,7 @@ class _RowSum(Closed):
           ConfigurationError: a wrong width, a non-numeric or non-2-d array, an unknown shape or adjacency.
         """
         sensitivity = self.sensitivity(row_shape=row_shape, adjacency=adjacency)
-        total = self.bounded_rows(rows, width=width).sum(axis=0)
+        total = np.add.reduce(self.bounded_rows(rows, width=width), axis=0)
         return BoundedSum(total, sensitivity, row_shape, adjacency)
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,9 +142,7 @@ class ProbabilitySum(_RowSum):
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
         """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove."""
-        if _row_appears(row_shape, adjacency):
-            return Sensitivity(l2=1.0, range=1.0)
-        return Sensitivity(l2=math.sqrt(2.0), range=2.0)
+        return _ONE_APPEARS if _row_appears(row_shape, adjacency) else _ONE_CHANGES
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows in the sub-simplex, on the grid."""
@@ -169,10 +173,8 @@ class VoteSum(_RowSum):
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns one-hot rows, or zeros for an abstention."""
         weights = _non_negative(_matrix(rows, width))
-        votes = np.zeros_like(weights)
-        winner = weights.argmax(axis=1)
-        voting = weights.max(axis=1) > 0
-        votes[np.flatnonzero(voting), winner[voting]] = 1.0
+        winner = weights.argmax(axis=1)[:, None]  # [n, 1]; where a row abstains its weight is 0
+        votes: Floats = ((np.arange(width) == winner) & (weights > 0)).astype(np.float64)
         return votes
 
 

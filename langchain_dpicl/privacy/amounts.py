@@ -17,6 +17,8 @@ MAX_NAME_LENGTH = 200
 Amount: TypeAlias = Fraction | int
 """An exact amount; whole ones are kept as `int`, which adds and compares faster."""
 
+_WHOLE_FLOATS = 2**53
+
 
 def exact(value: float) -> Fraction:
     """Returns the decimal that `repr` shows, exactly."""
@@ -26,6 +28,8 @@ def exact(value: float) -> Fraction:
 def round_down(value: Amount) -> float:
     """Returns the largest float whose decimal is not above `value`, up to one unit in the last place."""
     out = float(value)
+    if type(value) is int and -_WHOLE_FLOATS <= value <= _WHOLE_FLOATS:  # a float of its own, and so its decimal
+        return out
     while exact(out) > value:
         out = math.nextafter(out, -math.inf)
     return out

@@ -81,6 +81,7 @@ class Desk:
         self.header = header
         self.lock = threading.RLock()
         self._state = LedgerState(header)
+        self._seen = (0, "")  # number and hash of the last line that stood, kept when the state is read anew
         self._agreed: dict[str, tuple[Component, Component]] = {}
 
     def refresh(self) -> LedgerState:
@@ -103,6 +104,7 @@ class Desk:
                     self._catch_up(view)
                     writer = _Writer(view, self._state, is_ours=type(self.store) is InMemoryStore)
                     yield writer
+                self._seen = (self._state.seq, self._state.head)
             except BaseException:
                 # Whether lines that were written stand is the store's word: read it again from the start.
                 if writer is not None and writer.wrote:
@@ -112,17 +114,22 @@ class Desk:
     def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
         known = self._state
         head: Callable[[], tuple[int, str]] | None = getattr(source, "head", None)
-        if head is not None and head() == (known.seq, known.head):
+        if head is not None and known.seq >= self._seen[0] and head() == (known.seq, known.head):
             return
         fresh = list(source.records(max(known.seq - 1, 0)))
-        if known.seq:
-            # The last line known must still be there: a restored older copy would give budget back.
-            if not fresh or fresh[0].hash != known.head:
-                msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
-                raise LedgerError(msg)
-            fresh = fresh[1:]
-        for record in fresh:
-            known.apply(record)
+        # The last line seen must still be there: a restored older copy would give budget back.
+        number, seen = max(self._seen, (known.seq, known.head))
+        place = number - max(known.seq, 1)
+        if number and (place >= len(fresh) or fresh[place].hash != seen):
+            msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
+            raise LedgerError(msg)
+        try:
+            for record in fresh[1:] if known.seq else fresh:
+                known.apply(record)
+        except BaseException:
+            self._state = LedgerState(self.header)  # half a line may stand: read from the start
+            raise
+        self._seen = (known.seq, known.head)
 
     def verify(self) -> None:
         """Recomputes the whole chain and every rule from the first line.

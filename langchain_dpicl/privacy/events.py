@@ -232,9 +232,10 @@ def _decode(value: Any) -> Any:
     return value
 
 
+_quoted = json.encoder.encode_basestring  # what the encoder below does with a text
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def canonical_json(data: Any) -> str:
     """Returns the one JSON text of a value: sorted keys, no spaces, no NaN (what hashes are taken of)."""
-    return _CANONICAL.encode(data)
+    return _quoted(data) if type(data) is str else _CANONICAL.encode(data)

@@ -6,6 +6,7 @@ the sensitivity in the mechanism's own norm; nobody multiplies by hand.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -84,6 +85,12 @@ class _Noise(Closed):
         return {"name": self.name, "noise_multiplier": self.noise_multiplier}
 
 
+@functools.lru_cache(maxsize=64)
+def _bounded_range(noise_multiplier: float) -> BoundedRangeEvent:
+    """Returns the event of Gumbel noise, which every release asks for: public, frozen and so made once."""
+    return BoundedRangeEvent(1.0 / noise_multiplier)
+
+
 class _NoisyMax(_Noise):
     """The argmax of noisy scores; nothing else leaves."""
 
@@ -93,7 +100,7 @@ class _NoisyMax(_Noise):
         scale = self._scale(total)
         # Scores relative to the best one: exact on the grid of sums, and small where it matters.
         scores = total.value - total.value.max()  # [d], <= 0
-        index = int(np.argmax(scores + scale * standard_noise(scores.size)))
+        index = int((scores + scale * standard_noise(scores.size)).argmax())
         return Release(index=index, values=None, event=self.event)
 
 
@@ -202,7 +209,7 @@ class GumbelMechanism(_NoisyMax):
     @property
     def event(self) -> BoundedRangeEvent:
         """The event of one release."""
-        return BoundedRangeEvent(1.0 / self.noise_multiplier)
+        return _bounded_range(self.noise_multiplier)
 
     def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
         """Chooses the noisy best coordinate.

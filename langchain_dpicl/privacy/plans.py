@@ -6,6 +6,7 @@ Sampler, sensitivity, noise and event come out of one value, so that what runs i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,6 +32,12 @@ Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots
 Mechanism: TypeAlias = GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism
 # Sums on the grid of the constants, with coordinates that a constant can be compared with.
 _TAKE_CONSTANTS = (VoteSum, ProbabilitySum, MaxNormalizedSum)
+
+
+@functools.lru_cache(maxsize=64)
+def _block_event(release: Event, sampler: Sampler, length: int) -> Event:
+    """Returns the event that every ticket is compared with: public, frozen and so made once."""
+    return sampler.amplify(release if length == 1 else RepeatedEvent(release, length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +127,7 @@ class ReleasePlan:
 
     def block_event(self, length: int) -> Event:
         """Returns the event of `length` releases on one secret sample, composed inside and amplified once."""
-        check_int("length", length, low=1)
-        inner = self.mechanism.event if length == 1 else RepeatedEvent(self.mechanism.event, length)
-        return self.sampler.amplify(inner)
+        return _block_event(self.mechanism.event, self.sampler, check_int("length", length, low=1))
 
     def blocks(self, num_releases: int) -> tuple[tuple[int, int], ...]:
         """Returns (length, count) of the blocks that make `num_releases`; only the last may be shorter."""

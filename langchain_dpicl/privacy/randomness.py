@@ -39,11 +39,13 @@ _DELTAS: Final[dict[str, tuple[float, float]]] = {
 _ONE_BITS: Final = np.uint64(0x3FF0000000000000)  # the bits of 1.0: or-ed with 52 mantissa bits, a float in [1, 2)
 _FIELD: Final = np.uint64(0x7FF)  # 11 exponent coins per word
 _SIGN: Final = np.uint64(0x800)  # one sign coin per word
+_COINS: Final = np.uint64(12)  # the coins that are no mantissa
 # 2^-(2 + number of leading zeros among 11 coins); all-zero fields are settled with more coins.
 _BINADE: Final = np.ldexp(0.25, np.array([0, *(k.bit_length() - 11 for k in range(1, 2048))]))
 DECIMALS: Final = Context(prec=60, Emin=MIN_EMIN, Emax=MAX_EMAX)
 """The arithmetic of `binomial`, and of the weights for `weighted_choice`."""
 _LEVEL_BYTES: Final = 24
+_LEVELS: Final = Decimal(2 ** (8 * _LEVEL_BYTES))
 _MORE_DECIMALS: Final = Context(prec=160, Emin=MIN_EMIN, Emax=MAX_EMAX)
 _MORE_BYTES: Final = 24  # what continues an inspected uniform: 192 coins after its 53 digits
 _SQRT_2_PI: Final = Decimal(
@@ -153,7 +155,7 @@ class SecureRandom:
     def _half(self, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Returns ideal uniforms on (0, 1/2), rounded down to float64, and as many independent fair coins."""
         words = self._words(n)
-        mantissa: Floats = ((words >> np.uint64(12)) | _ONE_BITS).view(np.float64)  # [n], uniform on [1, 2)
+        mantissa: Floats = ((words >> _COINS) | _ONE_BITS).view(np.float64)  # [n], uniform on [1, 2)
         fields = words & _FIELD
         binade: Floats = _BINADE[fields]
         open_draws, depth = (fields == 0).nonzero()[0], 1.0
@@ -194,12 +196,13 @@ class SecureRandom:
         """Returns int64[n], uniform on 0 .. high - 1 without bias (words past the last whole multiple are redrawn)."""
         check_int("high", high, low=1, high=2**63)
         last_fair = np.uint64(2**64 - 2**64 % high - 1)
-        words = self._words(n).copy()
-        unfair = np.flatnonzero(words > last_fair)
+        words = self._words(n)
+        unfair = (words > last_fair).nonzero()[0]
         while unfair.size:
+            words = words.copy()
             words[unfair] = self._words(unfair.size)
             unfair = unfair[words[unfair] > last_fair]
-        return (words % np.uint64(high)).astype(np.int64)
+        return (words % np.uint64(high)).view(np.int64)  # below 2^63: the same bits
 
     def permutation(self, n: int) -> Ints:
         """Returns int64[n], a uniformly random order of 0 .. n - 1 (ranks of distinct words; ties redraw them all)."""
@@ -233,7 +236,7 @@ class SecureRandom:
     def _level(self) -> Decimal:
         """Returns a uniform multiple of 2^-192 in [0, 1), to 60 digits."""
         coins = int.from_bytes(self.entropy(_LEVEL_BYTES), "big")
-        return DECIMALS.divide(Decimal(coins), Decimal(2 ** (8 * _LEVEL_BYTES)))
+        return DECIMALS.divide(Decimal(coins), _LEVELS)
 
     def weighted_choice(self, weights: Sequence[Decimal]) -> int:
         """Returns i with probability weights[i] / sum(weights); weights are >= 0, and not all zero.

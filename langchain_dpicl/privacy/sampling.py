@@ -45,7 +45,8 @@ def assign(included: Sequence[int], slots: Sequence[int], *, num_slots: int, sho
 def _poisson(num_units: int, sampling_rate: float, rng: SecureRandom) -> list[int]:
     """Returns a Poisson sample in random order: a binomial size, then a uniform selection of that size."""
     size = rng.binomial(num_units, sampling_rate)
-    return [int(unit) for unit in rng.choice_without_replacement(num_units, size)]
+    units: list[int] = rng.choice_without_replacement(num_units, size).tolist()
+    return units
 
 
 def _check_rate(value: float) -> float:
@@ -155,7 +156,7 @@ class PoissonUnits(Closed):
 
     def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
         """Draws a fresh secret sample of one-unit rows in random order; see `PoissonSlots.draw`."""
-        return tuple((unit,) for unit in _poisson(num_units, self.sampling_rate, rng))
+        return tuple([(unit,) for unit in _poisson(num_units, self.sampling_rate, rng)])
 
     def amplify(self, event: Event) -> Event:
         """Returns the event of `event` run on one secret draw."""

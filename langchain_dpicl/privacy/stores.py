@@ -286,16 +286,17 @@ class InMemoryStore:
                 raise LedgerError("ledger: expected no open transaction in this thread, found one. Close it first.")
             if self._header is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
-            self._view = _View(self._header, self._lines)
             committed = len(self._lines)
             try:
+                self._view = _View(self._header, self._lines)
                 yield self._view
             except BaseException:
                 del self._lines[committed:]
                 raise
             finally:
-                self._view.alive = False
-                self._view = None
+                view, self._view = self._view, None  # first: a stop in here must not close the ledger for good
+                if view is not None:
+                    view.alive = False
 
     def _check_process(self) -> None:
         # A forked child holds a copy of the ledger: both would spend the same budget.
@@ -336,7 +337,8 @@ class _View:
         lines = self._lines
         text, (_, head) = canonical_json(body), _head(self._header, lines)
         # Queries reserve the same again and again: a text is then kept once.
-        text = next((line.body for line in lines[-2:] if line.body == text), text)
+        for line in lines[-2:]:
+            text = line.body if line.body == text else text
         lines.append(_Line.after(len(lines), head, kind, text))
         return lines[-1].record(len(lines), head)
 

@@ -243,4 +243,4 @@ def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
 
 def records_of(units: Units, position: int) -> Iterator[Record]:
     """Yields fresh copies of the records of one unit."""
-    return (dict(record) for record in units.contents[position])
+    return map(dict, units.contents[position])

@@ -20,7 +20,16 @@ pytest.importorskip("vcr")
 pytest.importorskip("langchain_openai.decisions")
 pytest.importorskip("langchain_anthropic")
 
-from tests.cassette_scenarios import LABELS, QUESTION, RECORDS, SCENARIOS, Target, template
+from tests.cassette_scenarios import (
+    LABELS,
+    LETTERS_OF,
+    QUESTION,
+    QUESTIONS,
+    RECORDS,
+    SCENARIOS,
+    Target,
+    template,
+)
 from tests.cassette_talks import FILES, LOCAL, Talk, every_cassette, of_scenario, talks
 from tests.cassettes import CassetteError, Job, jobs, load, record, replay
 from tests.loopback_provider import provider, server_error
@@ -117,6 +126,24 @@ def check_decisions(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
     assert [talk.asked["input"] for talk in asked] == result["prompts"]
 
 
+def check_voting(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
+    """Each query is asked in public and of every record; letters of its labels' halves of the alphabet are its votes."""
+    for answers, query in enumerate(QUESTIONS):
+        asked = [talk for talk in made if f"text: {query}\nqueue:" in talk.asked["messages"][0]["content"]]
+        private = [talk for talk in asked if any(record_ in talk.text() for record_ in RECORDS)]
+        assert [sum(record_ in talk.text() for talk in private) for record_ in RECORDS] == [1] * len(RECORDS)
+        assert len(asked) == len(private) + 1
+        favourites = [max(LABELS, key=lambda label: _mass(talk, LETTERS_OF[label])) for talk in private]
+        assert result["votes"][answers].tolist() == [favourites.count(label) for label in LABELS]
+    assert [answer.receipt.source for answer in result["answers"]] == ["release", "release", "memo"]
+    assert result["answers"][2].scores == result["answers"][0].scores
+
+
+def _mass(talk: Talk, letters: str) -> float:
+    found = talk.reported().items()
+    return sum(mass for token, mass in found if token.decode("utf-8", "replace").strip().lower() in set(letters))
+
+
 CHECKS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Talk]], None]] = {
     "openai_chat": check_walk,
     "openai_completions": check_walk,
@@ -125,6 +152,7 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Talk]], None]] = {
     "anthropic_messages": check_messages,
     "anthropic_text": check_text,
     "openai_decisions": check_decisions,
+    "openai_voting": check_voting,
 }
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import HumanMessage
@@ -22,7 +20,6 @@ from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silenc
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.free_form import DPFreeFormRunnable
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
@@ -53,8 +50,6 @@ QUERIES: dict[str, Any] = {
     "with_receipt": True,
 }
 """Of components that answer queries: every record is in every sample, so that there always are private calls."""
-
-_price = functools.cache(accounting.epsilon_bound)  # of public numbers, the same in every run
 
 
 @dataclass(frozen=True)
@@ -235,8 +230,7 @@ def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     given = {"labels": CHOICES, **QUERIES, **_paid(scene), **options}
-    with patch.object(accounting, "epsilon_bound", _price):
-        found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend]
     return _answering(scene, found)
 
@@ -256,8 +250,7 @@ def _free_form(scene: Scene, **options: Any) -> Runnable[Any, Any]:
     """Public calls are made in the open, by the same kind of model: what they say is public."""
     backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
     given = {**QUERIES, "max_tokens": 4, "candidates_llm": scene.model("text"), **_paid(scene), **options}
-    with patch.object(accounting, "epsilon_bound", _price):
-        found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
     scene.objects += [found, found.space, found.public, found.owed, found.tenants, found.plan, backend]
     return _answering(scene, found)
 

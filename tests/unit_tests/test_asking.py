@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
@@ -80,8 +80,11 @@ def test_queries_come_in_the_ways_of_langchain(given: Any) -> None:
 
 
 def test_a_chat_prompt_is_read_as_text() -> None:
-    value = ChatPromptValue(messages=[HumanMessage("my pin")])
-    assert wording().query(value) == ("Human: my pin",)
+    one = ChatPromptValue(messages=[HumanMessage("my pin")])
+    several = ChatPromptValue(messages=[SystemMessage("Be kind."), HumanMessage("my pin")])
+    assert wording().query(one) == ("my pin",)
+    assert wording().query(several) == ("System: Be kind.\nHuman: my pin",)
+    assert wording().query([HumanMessage("my"), HumanMessage("pin")]) == ("my\n\npin",)
 
 
 def test_retrieved_documents_are_joined() -> None:
@@ -89,9 +92,12 @@ def test_retrieved_documents_are_joined() -> None:
     pages = [Document("one"), Document("two")]
     assert task.input_variables == ("context", "input")
     assert task.query({"input": "q", "context": pages}) == ("one\n\ntwo", "q")
+    assert task.query({"input": "q", "context": []}) == ("", "q")
+    assert task.query({"input": "q", "context": pages[0]}) == ("one", "q")
+    assert task.query({"input": "q", "context": ["one", HumanMessage("two")]}) == ("one\n\ntwo", "q")
 
 
-@pytest.mark.parametrize("given", [None, 1.5j, [], ["a"], {"other": "a"}, {"input": None}, {"input": ["a"]}])
+@pytest.mark.parametrize("given", [None, 1.5j, [], [None], {"other": "a"}, {"input": None}, {"input": [3]}])
 def test_other_inputs_are_public_faults(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="input"):
         wording().query(given)

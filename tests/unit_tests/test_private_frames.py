@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import traceback
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from langchain_dpicl import curator
 from langchain_dpicl.backends import rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
@@ -156,6 +159,25 @@ class TestAStop:
             made.run()
         assert shows_private(caught.value) == []
         assert caught.value.synthesizer is made
+
+    def test_ctrl_c_as_the_prompts_are_handed_on_would_find_none_of_them_under_a_name(self) -> None:
+        made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
+        code, named = curator._prompts.__code__, []
+
+        def look(frame: FrameType, event: str, arg: object) -> Any:
+            if frame.f_code is not code:
+                return None
+            named.append(repr(list(frame.f_locals.values())))
+            return look
+
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            made.run()
+        finally:
+            sys.settrace(before)
+        assert named
+        assert [looks for looks in named if CANARY in looks or "my card was" in looks] == []
 
     def test_a_ledger_that_fails_at_commit_leaves_no_rows_in_our_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS), redraw_every=1)

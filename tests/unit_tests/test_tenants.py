@@ -55,16 +55,20 @@ def test_charged_seats_stay_taken_and_others_are_given_up() -> None:
     with pytest.raises(PrivacyBudgetExceededError) as refusal, tenants.seat(acme):
         pass
     assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
-    with tenants.seat(Tenant("other", 1)):
+    with tenants.seat(Tenant("other", 1)) as seat:
+        seat.charged = False
         assert tenants.used("other") == 1
     assert tenants.used("other") == 0
 
 
-def test_a_failure_gives_an_uncharged_seat_up() -> None:
+@pytest.mark.parametrize("charged", [True, False, None])
+def test_a_failure_gives_up_a_seat_only_where_nothing_was_charged(charged: bool | None) -> None:
     tenants = Tenants()
-    with pytest.raises(KeyboardInterrupt), tenants.seat(Tenant("acme", 1)):
+    with pytest.raises(KeyboardInterrupt), tenants.seat(Tenant("acme", 1)) as seat:
+        if charged is not None:
+            seat.charged = charged
         raise KeyboardInterrupt
-    assert tenants.used("acme") == 0
+    assert tenants.used("acme") == (0 if charged is False else 1)
 
 
 def test_seats_under_way_count() -> None:

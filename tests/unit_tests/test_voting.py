@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.querying import RELEASE
 from tests.contracts.front_room import (
     CANARY,
@@ -106,6 +107,11 @@ class TestContract(ChargingRunnableContract):
             {"sampling": "fixed", "rows": "slots"},
             {"num_slots": 41},
             {"on_exhausted": "guess"},
+            {"with_receipt": "x"},
+            {"with_scores": 1},
+            {"calibrate": "yes"},
+            {"progress": "x"},
+            {"name": 5},
             {"memo_size": -1},
             {"tenant_max_queries": -1},
             {"example_prompt": "{unknown}"},
@@ -248,6 +254,8 @@ def test_a_query_too_many_is_refused_with_what_is_left() -> None:
     with pytest.raises(PrivacyBudgetExceededError) as refusal:
         made.invoke("two")
     assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
+    assert "Its 1 queries cost epsilon 2e+04 at delta 2e-05 together" in str(refusal.value)
+    assert "zero_shot" in str(refusal.value)
 
 
 def test_what_is_refused_makes_no_public_call_either() -> None:
@@ -333,6 +341,36 @@ def test_a_memo_of_size_zero_charges_every_time() -> None:
     assert made.share.remaining("query") == 3
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_who_asks_the_same_at_the_same_time_is_told_the_same(awaited: bool) -> None:
+    made = voter(with_receipt=True, max_queries=5)
+    asked = ["which?"] * 12
+    answers = asyncio.run(made.abatch(asked)) if awaited else made.batch(asked)
+    assert sorted(answer.receipt.source for answer in answers) == ["memo"] * 11 + ["release"]
+    assert made.share.remaining("query") == 4
+    assert made.tenants._turns == {}
+
+
+def test_one_that_fails_leaves_its_turn_to_the_next() -> None:
+    down = _Down()
+    made = voter(llm=down, max_queries=5)
+    answers = made.batch(["which?"] * 3, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ModelCallError] * 3
+    assert made.share.remaining("query") == 5
+    assert made.tenants._turns == {}
+
+
+def test_a_blocking_call_below_a_running_loop_does_not_wait_for_that_loop() -> None:
+    made = voter(llm=_Slow(responses=["card"]), votes="text", num_slots=4, max_queries=5)
+
+    async def both() -> list[Any]:
+        first = asyncio.ensure_future(made.ainvoke("which?"))
+        await asyncio.sleep(0.01)
+        return [made.invoke("which?"), await first]
+
+    assert asyncio.run(asyncio.wait_for(both(), 20)) == ["card", "card"]
+
+
 def test_what_is_told_again_is_told_also_when_nothing_is_left() -> None:
     made = voter(max_queries=1)
     answer = made.invoke("which?")
@@ -359,6 +397,25 @@ def test_a_refusal_by_the_ledger_takes_no_place_of_the_tenant() -> None:
     with pytest.raises(PrivacyBudgetExceededError):
         made.invoke("b", acme())
     assert made.tenants.used("acme") == 1
+
+
+def test_a_stop_as_a_charged_query_is_settled_leaves_the_place_of_its_tenant_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = voter(max_queries=5, tenant_max_queries=1)
+    real, stops = Reservation.unburnt, [KeyboardInterrupt()]
+
+    def unburnt(ticket: Reservation) -> int:
+        if stops:
+            raise stops.pop()
+        return real.fget(ticket)
+
+    monkeypatch.setattr(Reservation, "unburnt", property(unburnt))
+    with pytest.raises(KeyboardInterrupt):
+        made.invoke("one", acme())
+    with pytest.raises(PrivacyBudgetExceededError, match="tenant 'acme'"):
+        made.invoke("two", acme())
+    assert (made.tenants.used("acme"), made.share.remaining("query")) == (1, 4)
 
 
 def test_copies_share_caps_and_memos() -> None:
@@ -401,6 +458,9 @@ def test_a_bad_input_costs_nothing() -> None:
     for bad in (None, {"question": "which?"}, 3.5j):
         with pytest.raises(ConfigurationError):
             made.invoke(bad)
+    for bad in ("3", 0, True):
+        with pytest.raises(ConfigurationError, match="max_concurrency"):
+            made.invoke("which?", {"max_concurrency": bad})
     with pytest.raises(ConfigurationError, match="no further arguments"):
         made.invoke("which?", temperature=1)
     assert made.share.remaining("query") == 2
@@ -410,7 +470,7 @@ def test_schemas_say_what_goes_in_and_out() -> None:
     assert voter().output_schema.model_json_schema()["type"] == "string"
     assert "scores" in voter(with_scores=True).output_schema.model_json_schema()["properties"]
     assert {"type": "string"} in voter().input_schema.model_json_schema()["anyOf"]
-    assert voter(suffix="{context} {input}").input_schema.model_json_schema()["type"] == "object"
+    assert set(voter(suffix="{context} {input}").input_schema.model_json_schema()["properties"]) == {"context", "input"}
 
 
 def test_it_is_a_tool() -> None:
@@ -419,6 +479,21 @@ def test_it_is_a_tool() -> None:
     assert set(tool.args) == {"input"}
     assert tool.invoke({"input": "which?"}) == "card"
     assert asyncio.run(tool.ainvoke({"input": "which?"})) == "card"
+
+
+def test_what_is_around_it_is_a_tool_too() -> None:
+    made = voter(max_queries=9)
+    wrapped: list[Any] = [made.with_config(configurable={"tenant": "acme"}), made.with_retry(), made.bind()]
+    wrapped += [
+        made.with_fallbacks([RunnableLambda(str)]),
+        made.configurable_fields(with_receipt=ConfigurableField("x")),
+    ]
+    for one in wrapped:
+        tool = one.as_tool(name="queue_of")
+        assert set(tool.args) == {"input"}
+        assert "card, transfer" in tool.description
+        assert tool.invoke({"input": "which?"}) == "card"
+    assert made.tenants.used("acme") == 1
 
 
 def test_pipes_work_on_both_sides() -> None:
@@ -457,7 +532,22 @@ def test_public_fields_are_configurable_and_no_others() -> None:
     assert made.invoke("a") == "card"
     result = made.with_config(configurable={"receipt": True}).invoke("b")
     assert isinstance(result, VotingResult)
-    for name in ("plan", "task", "rows", "wording", "tenants", "private", "budget", "share", "abstain_below"):
+    with pytest.raises(ConfigurationError, match="gaussian"):
+        voter().configurable_fields(with_scores=ConfigurableField(id="scores"))
+    scored = voter(mechanism="gaussian").configurable_fields(with_scores=ConfigurableField(id="scores"))
+    assert set(scored.with_config(configurable={"scores": True}).invoke("c").scores) == set(LABELS)
+    for name in (
+        "plan",
+        "task",
+        "abstain_label",
+        "rows",
+        "wording",
+        "tenants",
+        "private",
+        "budget",
+        "share",
+        "abstain_below",
+    ):
         with pytest.raises(ConfigurationError):
             voter().configurable_fields(**{name: ConfigurableField(id=name)})
 
@@ -562,6 +652,17 @@ def test_nothing_private_shows_anywhere() -> None:
     result = made.invoke("which?", {"callbacks": [observer]})
     for thing in (made, result, budget.report(), observer.heard, made.plan, made.task, made.tenants, made.rows):
         assert CANARY not in shown_by(thing)
+
+
+def test_it_shows_what_is_left() -> None:
+    made = voter(max_queries=3)
+    made.invoke("a")
+    assert repr(made) == str(made) == "DPVotingRunnable(component='voting', queries_left=2 of 3)"
+
+
+def test_its_cost_counts_calibration() -> None:
+    plain, twice = voter(max_queries=5), voter(max_queries=5, calibrate=True)
+    assert (plain.cost().private_calls, twice.cost().private_calls) == (100, 200)
 
 
 def test_the_public_plan_is_what_runs() -> None:

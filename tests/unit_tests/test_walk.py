@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.backends.walk import adrive, drive
+from langchain_dpicl.backends.walk import AskTopTokens, adrive, drive
+from langchain_dpicl.exceptions import ModelCallError
 
 
 class Give:
@@ -56,3 +58,19 @@ class TestBothDrivers:
                 return (yield Give(7))
 
         assert driver(careful()) == 7
+
+    def test_a_failed_public_call_takes_nothing_along_of_what_the_engine_raised(self, driver: Any) -> None:
+        class Full:
+            def top_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+                raise MemoryError("longest sequence so far: 512")
+
+            async def atop_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+                return self.top_tokens(prompt, prefix, top_k=top_k)
+
+        def asking() -> Any:
+            return (yield AskTopTokens(Full(), "public", (), 1))  # type: ignore[arg-type]
+
+        with pytest.raises(ModelCallError, match="failed with MemoryError") as caught:
+            driver(asking())
+        assert caught.value.__cause__ is caught.value.__context__ is None
+        assert "512" not in "".join(traceback.format_exception(caught.value))

@@ -19,7 +19,7 @@ from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings, FakeEmbeddings
 from langchain_core.runnables import RunnableLambda
 from langchain_core.stores import InMemoryByteStore
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from langchain_dpicl.backends.embeddings import SilentEmbeddings, vector_of
 from langchain_dpicl.backends.silent import Hidden, RetryPolicy
@@ -404,6 +404,22 @@ def modelled(kept: Any = None, **fields: Any) -> Modelled:
     return made
 
 
+class Open(Modelled):
+    """The same, which takes any other field as well."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Slotted(ScriptedEmbeddings):
+    """Embeddings with an attribute that is in no dictionary."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
 class Handler(BaseCallbackHandler):
     pass
 
@@ -464,6 +480,12 @@ class TestKeepersAreRefused:
             (modelled(Handler()), "callback handler in '_kept'"),
             (modelled(callbacks=[Handler()]), "callback handler in 'callbacks'"),
             (modelled(callbacks=CallbackManager([])), "callback handler in 'callbacks'"),
+            (Open(extra=InMemoryByteStore()), "store or cache in 'extra'"),
+            (Open(extra=Handler()), "callback handler in 'extra'"),
+            (Open(extra=[modelled(InMemoryByteStore())]), "store or cache in '_kept'"),
+            (Slotted(InMemoryByteStore()), "store or cache in 'held'"),
+            (Slotted(modelled(InMemoryByteStore())), "store or cache in '_kept'"),
+            (Slotted(Handler()), "callback handler in 'held'"),
             (ScriptedEmbeddings(chain=RunnableLambda(len)), "runnable or callback handler in 'chain'"),
             (ScriptedEmbeddings(inner=ScriptedEmbeddings(chain=[RunnableLambda(len)])), "in 'chain'"),
             (ScriptedEmbeddings(url="https://gateway.smith.langchain.com/v1"), "LangSmith gateway"),
@@ -481,12 +503,23 @@ class TestKeepersAreRefused:
         [
             modelled(),
             modelled(callbacks=[]),
+            Open(extra=[]),
+            Slotted(ScriptedEmbeddings()),
             ScriptedEmbeddings(cache_folder="models", model_cache_dir=Path("models")),
             ScriptedEmbeddings(cache=None, use_cache=False, cache_size=0),
             ScriptedEmbeddings(chunk_size=9, batch={"size": 3}, inner=[ScriptedEmbeddings()]),
             type("Cached", (ScriptedEmbeddings,), {"_len": functools.cache(lambda self: 3)})(),
         ],
-        ids=["pydantic", "no handlers", "folders", "switched off", "plain fields", "a number of its own"],
+        ids=[
+            "pydantic",
+            "no handlers",
+            "an extra field",
+            "a slot",
+            "folders",
+            "switched off",
+            "plain fields",
+            "a number of its own",
+        ],
     )
     def test_what_keeps_no_texts_is_taken(self, model: Any) -> None:
         if type(model).__name__ == "Cached":

@@ -588,6 +588,14 @@ class TestPublicPrompts:
                 asked_public(LabelRows(engine, LABELS, calibrate=False), (f"<{mark}>",), is_async=is_async)
 
     @DRIVERS
+    def test_a_failed_call_takes_nothing_along_of_what_the_engine_raised(self, is_async: bool) -> None:
+        rows = LabelRows(Choices(), LABELS, calibrate=False)
+        with pytest.raises(ModelCallError, match="failed with ValueError") as caught:
+            asked_public(rows, ("<value>",), is_async=is_async)
+        assert caught.value.__cause__ is caught.value.__context__ is None
+        assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+    @DRIVERS
     def test_a_failed_call_for_top_tokens_raises(self, is_async: bool) -> None:
         engine = Tokens(FakeBackend(pieces, max_top_k=5, fail_public_call=2))
         rows = LabelRows(engine, LABELS, calibrate=True)

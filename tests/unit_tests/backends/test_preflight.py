@@ -18,6 +18,7 @@ from unittest.mock import MagicMock
 
 import openai
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel, FakeListChatModel, FakeListLLM
 from langchain_core.messages import HumanMessage
 from langsmith import traceable
@@ -346,6 +347,23 @@ class TestInstrumentedMethods:
             UnsilencableModelError, match=r"sentry_sdk\.integrations\.http stands before BaseClient\.send"
         ):
             silence(mine)
+
+
+class TestCompanyInFieldsOfNoName:
+    """A pydantic model that allows extra fields holds them apart from those it declares."""
+
+    @pytest.mark.parametrize(
+        "thing", [BaseCallbackHandler(), FakeListLLM(responses=["a"])], ids=["handler", "runnable"]
+    )
+    @pytest.mark.parametrize("wrap", [lambda thing: thing, lambda thing: [thing]], ids=["itself", "in a list"])
+    def test_is_refused(self, thing: Any, wrap: Any) -> None:
+        kind = fresh(model_config={"extra": "allow"})
+        with pytest.raises(UnsilencableModelError, match="held"):
+            silence(kind(answer=fixed({VOTE: 1.0}), held=wrap(thing)))
+
+    def test_is_not_seen_in_a_plain_value(self) -> None:
+        kind = fresh(model_config={"extra": "allow"})
+        assert silence(kind(answer=fixed({VOTE: 1.0}), held=["a", 1])).trouble() == ""
 
 
 def of(module: str, *bases: type, **attributes: Any) -> Any:

@@ -391,6 +391,73 @@ def test_a_failed_give_back_leaves_the_tickets_spent(priced: Any) -> None:
         reservation.burn()
 
 
+def test_a_stop_while_lines_of_others_are_read_applies_none_of_them_twice(
+    priced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = InMemoryStore()
+    one, other = share_of(budget(store=store), refundable=True), share_of(Budget.open(store), refundable=True)
+    reservation = one.reserve("t", count=4)
+    reservation.burn(2)
+    assert other.remaining("t") == 6
+    reservation.give_back()
+    real = LedgerState._RULES["give_back"]
+
+    def stopped(state: LedgerState, line: LedgerRecord) -> None:
+        real(state, line)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
+        stopping.setitem(LedgerState._RULES, "give_back", stopped)
+        other.remaining("t")
+    assert one.remaining("t") == other.remaining("t") == 8
+    with pytest.raises(PrivacyBudgetExceededError):
+        other.reserve("t", count=9)
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("written", [True, False])
+def test_an_older_copy_is_refused_also_after_a_failed_write(written: bool, is_empty: bool, priced: Any) -> None:
+    store = Failing(written=written)
+    share = share_of(budget(store=store))
+    share.reserve("t")
+    older = [] if is_empty else list(store._lines)
+    share.reserve("t", count=5)
+    store.broken = True
+    with pytest.raises(LedgerError, match="disk"):
+        share.reserve("t")
+    store.broken = False
+    store._lines[:] = older
+    for attempt in (lambda: share.remaining("t"), lambda: share.reserve("t"), lambda: share.remaining("t")):
+        with pytest.raises(LedgerError, match="gone or changed"):
+            attempt()
+    assert store._lines == older
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_after_failed_writes_every_desk_of_an_intact_ledger_goes_on_and_then_refuses_an_older_copy(
+    written: bool, priced: Any
+) -> None:
+    store = Failing(written=written)
+    ledgers = [budget(store=store), Budget.open(store), Budget.open(store)]
+    shares = [share_of(ledger) for ledger in ledgers]
+    left = 10
+    for failing, writing in ((0, 1), (1, 1), (2, 0), (0, 0)):
+        older = list(store._lines)
+        store.broken = True
+        with pytest.raises(LedgerError, match="disk"):
+            shares[failing].reserve("t")
+        store.broken = False
+        shares[writing].reserve("t")
+        left -= 2 if written else 1
+        assert [share.remaining("t") for share in shares] == [left] * 3
+    for ledger in ledgers:
+        ledger.verify()
+    store._lines[:] = older
+    for share in shares:
+        with pytest.raises(LedgerError, match="gone or changed"):
+            share.reserve("t")
+
+
 # --- stores of others ------------------------------------------------------------------------------------------------
 
 

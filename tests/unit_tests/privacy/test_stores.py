@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 import pickle
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -69,6 +73,29 @@ def test_a_store_in_memory_has_no_copy_and_no_pickle() -> None:
     with pytest.raises(LedgerError):
         pickle.dumps(store)
     assert "dies with this process" in repr(store)
+
+
+def test_a_stop_as_a_transaction_opens_does_not_close_the_ledger_for_good() -> None:
+    store = InMemoryStore()
+    store.create(header())
+    code = inspect.unwrap(InMemoryStore.transaction).__code__
+
+    def stop(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code is code and event == "line" and store._view is not None:
+            raise KeyboardInterrupt
+        return stop
+
+    before = sys.gettrace()
+    sys.settrace(stop)
+    try:
+        with pytest.raises(KeyboardInterrupt), store.transaction() as view:
+            view.append("note", {"x": 0.1})
+    finally:
+        sys.settrace(before)
+    assert store.records() == ()
+    with store.transaction() as view:
+        view.append("note", {"x": 0.2})
+    assert [line.body for line in store.records()] == [{"x": 0.2}]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
