@@ -287,6 +287,9 @@ def _kept(scene: Scene) -> PrivateExamples:
     return private
 
 
+TWO_WAYS = ("invoke", "abatch")
+"""For rooms that share all their entry points with another one: one that blocks, one that awaits."""
+
 ROOMS = (
     Room("few-shot prompt", ("invoke", "ainvoke", "batch", "abatch"), few_shot_prompt),
     Room("synthesizer", ("stream", "astream"), synthesizer),
@@ -294,10 +297,10 @@ ROOMS = (
     Room("one call", ENTRIES, one_call, needs="text"),
     Room("text votes", ENTRIES, text_votes, needs="text"),
     Room("decisions", ENTRIES, decisions, needs="decisions"),
-    Room("answer rows", ENTRIES, answer_rows, needs="text"),
+    Room("answer rows", TWO_WAYS, answer_rows, needs="text"),
     Room("voting", ENTRIES, voting),
-    Room("voting by text", ENTRIES, voting_by_text, needs="text"),
-    Room("voting by decisions", ENTRIES, voting_by_decisions, needs="decisions"),
+    Room("voting by text", TWO_WAYS, voting_by_text, needs="text"),
+    Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
-    Room("free form by keywords", ENTRIES, free_form_by_keywords, needs="text"),
+    Room("free form by keywords", TWO_WAYS, free_form_by_keywords, needs="text"),
 )
