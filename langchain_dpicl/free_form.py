@@ -215,8 +215,7 @@ class DPFreeFormRunnable(QueryRunnable):
         check_flags(name=name, progress=progress, with_receipt=with_receipt)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        shape = {"rows": rows, "num_slots": num_slots, "shots_per_slot": shots_per_slot}
-        design = design_of(private, **shape, sampling=sampling, overfill=overfill)  # type: ignore[arg-type]
+        shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         engine = as_text_backend(llm)
         public = PublicSide(
@@ -239,7 +238,7 @@ class DPFreeFormRunnable(QueryRunnable):
             aggregation=space.aggregation,
             mechanism=space.mechanism,
             noise_multiplier=noise_multiplier,
-            design=design,
+            design=design_of(private, rows=rows, sampling=sampling, **shape),
             width=space.width,
             partition=private.dataset_id,
         )

@@ -93,6 +93,7 @@ WAYS = [in_a_thread, in_a_thread_of_its_own_class, in_a_timer, in_a_pool, in_a_m
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     """Everything that is logged, at any level."""
+    gc.collect()  # what other tests left behind may log as it goes
     text = io.StringIO()
     with logging_to(text):
         yield text
