@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.runnables import ConfigurableFieldSpec
 
@@ -60,7 +60,7 @@ class Seat:
 
 
 class Tenants:
-    """Caps and memos by tenant; shared by all copies of one component. Copying or pickling gives itself or nothing.
+    """Caps and memos by tenant; shared by all copies of one component, so a copy is the thing itself.
 
     Formal guarantees:
       - At most `cap` queries of a tenant hold a seat at once or were charged before, in this process.
@@ -187,6 +187,12 @@ class Tenants:
             self._used[name] -= 1
             if not self._used[name]:
                 del self._used[name]
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def __repr__(self) -> str:
         return f"Tenants(max_queries={self.max_queries}, memo_size={self.memo_size})"

@@ -1,9 +1,9 @@
 """The one door for private coins: operating-system entropy, drawn per call. Knows no data, no scale, no sensitivity.
 
-Nothing is seeded, cached or kept: an object without state repeats nothing after fork, copy, pickling or reseeding of
-anybody's global generator. Every float starts from an ideal uniform real, rounded down to a float64 whatever its
-magnitude, so that tails end where float64 ends and not at 2^-53; comparisons that a float leaves open are settled
-with more coins. Derivations: docs/proofs/randomness.md.
+Nothing is seeded and no coin is kept: an object without state repeats nothing after fork, copy, pickling or reseeding
+of anybody's global generator. (Tables of probabilities are kept; see `_TABLES`.) Every float starts from an ideal
+uniform real, rounded down to a float64 whatever its magnitude, so that tails end where float64 ends and not at 2^-53;
+comparisons that a float leaves open are settled with more coins. Derivations: docs/proofs/randomness.md.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def _normal_tail(x: Decimal) -> Decimal:
 
 
 # What a binomial draw is compared with, by (n, p): probabilities and no coins, so that to keep them repeats nothing.
+# n is a number of units: as private as the process, which holds the units themselves. Nothing shows or tells of it.
 _TABLES: dict[tuple[int, float], tuple[Decimal, ...]] = {}
 _MOST_TABLES, _MOST_EXPECTED = 16, 4096
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -122,6 +123,11 @@ def test_without_a_memo_nothing_is_kept() -> None:
     tenants, acme = Tenants(memo_size=0), Tenant("acme", None)
     tenants.remember(acme, "a", "a")
     assert tenants.recall(acme, "a") is None
+
+
+def test_a_copy_is_the_thing_itself() -> None:
+    tenants = Tenants(max_queries=1)
+    assert copy.copy(tenants) is copy.deepcopy(tenants) is tenants
 
 
 def test_memory_is_bounded_in_tenants_too() -> None:
