@@ -46,8 +46,8 @@ MAX_WIDTH = 2**20
 
 
 # Vectors in the simplex, or in it or zero: what a row that comes or goes moves, and one that takes another value.
-_ONE_APPEARS = Sensitivity(l2=1.0, range=1.0)
-_ONE_CHANGES = Sensitivity(l2=math.sqrt(2.0), range=2.0)
+_ONE_APPEARS = Sensitivity(l2=1.0, range=1.0, linf=1.0)
+_ONE_CHANGES = Sensitivity(l2=math.sqrt(2.0), range=2.0, linf=1.0)
 
 
 def _row_appears(row_shape: RowShape, adjacency: Adjacency) -> bool:
@@ -130,9 +130,10 @@ class ProbabilitySum(_RowSum):
     Formal guarantees:
       - A row that changes moves the sum by at most sqrt(2) in L2, its coordinates by a range of at most 2.
       - A row that appears or vanishes moves it by at most 1 in L2 and by a range of at most 1.
+      - Either moves no coordinate by more than 1, nor the largest one.
 
     >>> ProbabilitySum().sensitivity(row_shape="units", adjacency="add_remove")
-    Sensitivity(l2=1.0, range=1.0)
+    Sensitivity(l2=1.0, range=1.0, linf=1.0)
 
     Source: Tang et al. (2024), Privacy-Preserving In-Context Learning with Differentially Private Few-Shot Generation;
       docs/proofs/aggregation.md.
@@ -141,7 +142,7 @@ class ProbabilitySum(_RowSum):
     name: ClassVar[str] = "probability_sum"
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
-        """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove."""
+        """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove; 1 per coordinate."""
         return _ONE_APPEARS if _row_appears(row_shape, adjacency) else _ONE_CHANGES
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
@@ -159,7 +160,8 @@ class VoteSum(_RowSum):
     """Vote histogram: each row votes for its largest coordinate (the first of equals); an all-zero row abstains.
 
     Formal guarantees:
-      - As `ProbabilitySum`: sqrt(2) and 2 where a vote changes, 1 and 1 where a vote appears or vanishes.
+      - As `ProbabilitySum`: sqrt(2) and 2 where a vote changes, 1 and 1 where a vote appears or vanishes; either
+        moves the largest count by at most 1.
 
     Source: Papernot et al. (2018), Scalable Private Learning with PATE; docs/proofs/aggregation.md.
     """
@@ -167,7 +169,7 @@ class VoteSum(_RowSum):
     name: ClassVar[str] = "vote_sum"
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
-        """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove."""
+        """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove; 1 per coordinate."""
         return ProbabilitySum().sensitivity(row_shape=row_shape, adjacency=adjacency)
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:

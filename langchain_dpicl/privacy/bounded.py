@@ -16,7 +16,7 @@ from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Norm: TypeAlias = Literal["l2", "range"]
+Norm: TypeAlias = Literal["l2", "range", "linf"]
 
 GRID = 2.0**32
 """Steps per unit of the public grid on which votes, probabilities, weights and constants lie."""
@@ -47,13 +47,15 @@ class Sensitivity(Closed):
       l2: Euclidean length of the change.
       range: length of an interval that holds 0 and every coordinate of the change: at least the largest minus the
         smallest coordinate, which is what a choice among the coordinates, and among constants beside them, can feel.
+      linf: the most that any one coordinate moves, and with it the largest one: what a threshold on it can feel.
     """
 
     l2: float | None
     range: float | None
+    linf: float | None = None
 
     def __post_init__(self) -> None:
-        for name, bound in (("l2", self.l2), ("range", self.range)):
+        for name, bound in (("l2", self.l2), ("range", self.range), ("linf", self.linf)):
             if bound is not None and not (math.isfinite(bound) and bound > 0):
                 raise SensitivityError(f"Sensitivity: expected {name} finite and > 0, or None; found {bound!r}.")
 
@@ -63,9 +65,9 @@ class Sensitivity(Closed):
         Raises:
           SensitivityError: nothing is proved in that norm.
         """
-        bound = self.l2 if norm == "l2" else self.range
+        bound: float | None = {"l2": self.l2, "range": self.range, "linf": self.linf}[norm]
         if bound is None:
-            other = "gaussian" if norm == "range" else "gumbel"
+            other = "gumbel" if norm == "l2" else "gaussian"
             raise SensitivityError(
                 f"sensitivity: expected a bound in {norm!r}, found none for this aggregation. "
                 f"Choose mechanism={other!r}, or an aggregation that is bounded in {norm!r}."

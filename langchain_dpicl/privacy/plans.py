@@ -22,14 +22,17 @@ from langchain_dpicl.privacy.aggregation import (
     VoteSum,
 )
 from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Sensitivity
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
 from langchain_dpicl.privacy.joint import JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
 from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonSlots, PoissonUnits
 
-Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots
-Mechanism: TypeAlias = GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism
+Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots | PartitionedSlots
+Mechanism: TypeAlias = (
+    GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism | ConfidentGNMaxMechanism
+)
 # Sums on the grid of the constants, with coordinates that a constant can be compared with.
 _TAKE_CONSTANTS = (VoteSum, ProbabilitySum, MaxNormalizedSum)
 
@@ -86,6 +89,17 @@ class ReleasePlan:
             advice = "Its exact sampler counts sequences by whole-number gaps; choose KeywordSum()."
             raise fail("aggregation", "keyword_sum for joint_exponential", self.aggregation.name, advice)
         object.__setattr__(self, "constants", self._checked_constants())
+        if isinstance(self.mechanism, ConfidentGNMaxMechanism):
+            self._check_threshold()
+
+    def _check_threshold(self) -> None:
+        """Refuses sums whose largest coordinate is no count of agreement."""
+        if self.sensitivity.linf is None:
+            advice = "A threshold needs a bound on the largest coordinate."
+            raise fail("aggregation", "vote_sum or probability_sum for confident_gnmax", self.aggregation.name, advice)
+        if self.constants:
+            advice = "The threshold itself says when there is no answer."
+            raise fail("constants", "none beside confident_gnmax", self.constants, advice)
 
     def _checked_constants(self) -> tuple[float, ...]:
         """Returns the constants on their grid."""
@@ -125,9 +139,24 @@ class ReleasePlan:
         mechanism = dataclasses.replace(self.mechanism, noise_multiplier=noise_multiplier)
         return dataclasses.replace(self, mechanism=mechanism)
 
-    def block_event(self, length: int) -> Event:
-        """Returns the event of `length` releases on one secret sample, composed inside and amplified once."""
-        return _block_event(self.mechanism.event, self.sampler, check_int("length", length, low=1))
+    def block_event(self, length: int, answers: int | None = None) -> Event:
+        """Returns the event of `length` releases on one secret sample, composed inside and amplified once.
+
+        Args:
+          length: releases, or tests of the confident mechanism; public.
+          answers: how many of the tests may be answered at most, public; None is all of them, and the only choice for
+            the other mechanisms, which always answer.
+
+        Raises:
+          ConfigurationError: a count out of range.
+        """
+        check_int("length", length, low=1)
+        if isinstance(self.mechanism, ConfidentGNMaxMechanism):
+            inside = self.mechanism.event_of(length, length if answers is None else answers)
+            return _block_event(inside, self.sampler, 1)
+        if answers is not None:
+            raise fail("answers", f"None: {self.mechanism.name} answers every time", answers)
+        return _block_event(self.mechanism.event, self.sampler, length)
 
     def blocks(self, num_releases: int) -> tuple[tuple[int, int], ...]:
         """Returns (length, count) of the blocks that make `num_releases`; only the last may be shorter."""

@@ -210,7 +210,7 @@ def _tickets(component: Component) -> str:
 
 
 class CarriesReport(Protocol):
-    """Something released that carries the report of its cost, for instance `ReleasedDemonstrations`."""
+    """Something released that carries the report of its cost, such as `ReleasedDemonstrations` or `LabelledPool`."""
 
     @property
     def report(self) -> Mapping[str, Any]:
@@ -249,8 +249,8 @@ def verify_report(report: Reported) -> VerifiedReport:
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
 
     Args:
-      report: JSON text, mapping or object of a `PrivacyReport`; or a release: `ReleasedDemonstrations`, its `report`,
-        a template's `privacy_report`, or the text of a saved release.
+      report: JSON text, mapping or object of a `PrivacyReport`; or a release: `ReleasedDemonstrations`, a
+        `LabelledPool`, the `report` of one, a template's `privacy_report`, or the text of a saved release.
 
     Raises:
       ConfigurationError: it is none of these.
@@ -276,7 +276,7 @@ def _parse(report: Any) -> Mapping[str, Any]:
             raise _no_report("text that is not JSON") from None
     elif not isinstance(report, Mapping):
         data = getattr(report, "report", None)
-    if isinstance(data, Mapping) and {"examples", "report"} <= set(data):
+    if isinstance(data, Mapping) and "report" in data and not {"examples", "entries"}.isdisjoint(data):
         data = data["report"]
     if not isinstance(data, Mapping):
         raise _no_report(type(report).__name__)

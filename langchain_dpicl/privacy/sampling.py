@@ -1,7 +1,8 @@
 """Which units stand in which row, by secret coins, and how the draw amplifies privacy. Knows positions, no records.
 
 A draw never looks at a unit, only at how many there are; that number is secret under add_remove, so no error and no
-public shape depends on it. Proofs: docs/proofs/poisson-slots.md, poisson-units.md, balanced-slots.md.
+public shape depends on it. Proofs: docs/proofs/poisson-slots.md, poisson-units.md, balanced-slots.md,
+partitioned-slots.md.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ def _poisson(num_units: int, sampling_rate: float, rng: SecureRandom) -> list[in
 
 def _check_rate(value: float) -> float:
     return check_real("sampling_rate", value, low=0.0, high=1.0, low_open=True)
+
+
+def _check_public_size(num_units: int, public_size: int) -> None:
+    """Refuses another number of units than declared, without telling the number."""
+    if num_units != public_size:
+        raise ConfigurationError(
+            f"public_size: expected the number of units under replace_one, found public_size={public_size}. "
+            "Declare the true number, or use adjacency='add_remove' with PoissonSlots."
+        )
 
 
 def _amplified(event: Event, sampling_rate: float) -> Event:
@@ -219,11 +229,7 @@ class BalancedSlots(Closed):
         Raises:
           ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
         """
-        if num_units != self.public_size:
-            raise ConfigurationError(
-                f"public_size: expected the number of units under replace_one, found public_size={self.public_size}. "
-                "Declare the true number, or use adjacency='add_remove' with PoissonSlots."
-            )
+        _check_public_size(num_units, self.public_size)
         units = rng.choice_without_replacement(num_units, self._sample_size).tolist()
         return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
 
@@ -241,6 +247,79 @@ class BalancedSlots(Closed):
         }
 
 
-Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots
-SAMPLERS: dict[str, type[Sampler]] = {cls.name: cls for cls in (PoissonSlots, PoissonUnits, BalancedSlots)}
+@final
+@dataclass(frozen=True, slots=True)
+class PartitionedSlots(Closed):
+    """An exact partition, dealt once by secret coins and then kept; `replace_one` only, nothing amplified.
+
+    Formal guarantees:
+      - min(num_slots * shots_per_slot, public_size) distinct units are dealt evenly over the slots; every unit has one
+        slot or none, however the units are ordered.
+      - Replacing one unit, coins kept, changes at most one slot: also of every later release on the same deal, so
+        those compose. `amplify` returns the event as it is, also where a deal is made anew.
+
+    Args:
+      num_slots: number of rows, public.
+      shots_per_slot: most units in a row, public.
+      public_size: the number of units, public.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+
+    >>> from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+    >>> dealt = PartitionedSlots(num_slots=2, shots_per_slot=2, public_size=8).draw(8, rng=SYSTEM_RANDOM)
+    >>> [len(row) for row in dealt], len({unit for row in dealt for unit in row})
+    ([2, 2], 4)
+
+    Source: Papernot et al. (2017), Semi-supervised Knowledge Transfer for Deep Learning from Private Training Data;
+      docs/proofs/partitioned-slots.md.
+    """
+
+    num_slots: int
+    shots_per_slot: int
+    public_size: int
+    name: ClassVar[str] = "partitioned_slots"
+    row_shape: ClassVar[RowShape] = "slots"
+    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
+    sampling_rate: ClassVar[float] = 1.0
+    """The rate that is priced: nothing is amplified, however few of the units have a slot."""
+
+    def __post_init__(self) -> None:
+        for field in ("num_slots", "shots_per_slot", "public_size"):
+            check_int(field, getattr(self, field), low=1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of every draw, public."""
+        return self.num_slots
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Deals the units; see `PoissonSlots.draw`.
+
+        Raises:
+          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
+        """
+        _check_public_size(num_units, self.public_size)
+        dealt = min(self.num_slots * self.shots_per_slot, num_units)
+        units = rng.choice_without_replacement(num_units, dealt).tolist()
+        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
+
+    def amplify(self, event: Event) -> Event:
+        """Returns `event`: one deal serves many releases, which no theorem here amplifies."""
+        return event
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "name": self.name,
+            "num_slots": self.num_slots,
+            "shots_per_slot": self.shots_per_slot,
+            "public_size": self.public_size,
+        }
+
+
+Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots | PartitionedSlots
+SAMPLERS: dict[str, type[Sampler]] = {
+    cls.name: cls for cls in (PoissonSlots, PoissonUnits, BalancedSlots, PartitionedSlots)
+}
 """The closed list, by the name that reports show."""

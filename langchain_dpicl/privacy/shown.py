@@ -12,6 +12,7 @@ from typing import Any
 
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.mechanisms import mechanism_by_name
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
@@ -51,7 +52,7 @@ def shown_problems(component: Component, book: Book) -> Iterator[str]:
     """Compares the parameters shown with the tickets, the data set and the prices."""
     shown = component.public
     noises = {noise for ticket in component.tickets for noise in map(_noise, event_parts(ticket.event)) if noise}
-    if noises and "noise_multiplier" in shown and not any(same(shown["noise_multiplier"], n) for n in noises):
+    if noises and "noise_multiplier" in shown and not any(same(_noise_shown(shown), n) for n in noises):
         yield f"shows noise_multiplier {shown['noise_multiplier']!r}, its tickets have {sorted(noises)}"
     branches = shown.get("labels")
     branches = [b for b in branches if isinstance(b, Mapping)] if isinstance(branches, list) else []
@@ -112,6 +113,17 @@ def _noise(event: events.Event) -> float | None:
     if isinstance(event, events.BoundedRangeEvent):
         return 1 / event.bound
     return 1 / event.epsilon if isinstance(event, events.PureEvent) else None
+
+
+def _noise_shown(shown: Mapping[str, Any]) -> Any:
+    """Returns the noise multiplier that tickets have; a test and an answer on one sample are one Gaussian release."""
+    noise, teachers = shown["noise_multiplier"], shown.get("teachers")
+    if shown.get("mechanism") != ConfidentGNMaxMechanism.name or teachers == "fixed":
+        return noise
+    mechanism = ConfidentGNMaxMechanism(noise, shown["test_noise_multiplier"], threshold=0.0)
+    tests = shown["max_queries"] if teachers == "one_sample" else 1
+    answers = shown["max_answers"] if teachers == "one_sample" else 1
+    return mechanism.event_of(tests, tests if answers is None else answers).noise_multiplier
 
 
 def _size_of(declared: Declaration, label: str | None) -> int | None:

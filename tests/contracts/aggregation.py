@@ -46,17 +46,18 @@ APPEARING = (
 )
 
 
-def change(before: BoundedSum, after: BoundedSum) -> tuple[Fraction, Fraction]:
-    """Returns the squared L2 length of the difference of two sums, and the length of the interval from 0 over it."""
+def change(before: BoundedSum, after: BoundedSum) -> tuple[Fraction, Fraction, Fraction]:
+    """Returns how far a sum moved: squared L2 length, length of the interval from 0 over it, largest coordinate."""
     moved = [Fraction(b) - Fraction(a) for a, b in zip(before.value.tolist(), after.value.tolist(), strict=True)]
-    return sum((x * x for x in moved), Fraction(0)), max(0, *moved) - min(0, *moved)
+    return sum((x * x for x in moved), Fraction(0)), max(0, *moved) - min(0, *moved), max(map(abs, moved))
 
 
 def reaches(change, share, declared):
-    """True if a change, squared length and range, comes to `share` of every bound that is declared."""
-    squared, spread = change
+    """True if a change, as `change` returns it, comes to `share` of every bound that is declared."""
+    squared, spread, farthest = change
     far = declared.l2 is None or squared >= (Fraction(share) * Fraction(declared.l2)) ** 2 * Fraction(1 - 1e-12)
-    return far and (declared.range is None or spread >= Fraction(share) * Fraction(declared.range))
+    far = far and (declared.range is None or spread >= Fraction(share) * Fraction(declared.range))
+    return far and (declared.linf is None or farthest >= Fraction(share) * Fraction(declared.linf))
 
 
 class AggregationContract(ABC):
@@ -71,7 +72,7 @@ class AggregationContract(ABC):
 
     @abstractmethod
     def table(self):
-        """Returns {(row_shape, adjacency): (l2 or None, range or None)}: the published table, typed in a second time."""
+        """Returns {(row_shape, adjacency): (l2, range, linf), each or None}: the published table, typed in a second time."""
 
     @abstractmethod
     def in_domain(self, row):
@@ -84,15 +85,18 @@ class AggregationContract(ABC):
     def assert_within(self, before, after, row_shape, adjacency):
         before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
         how = {"row_shape": row_shape, "adjacency": adjacency, "width": before.shape[1]}
-        squared, spread = change(self.make().bound(before, **how), self.make().bound(after, **how))
+        before, after = self.make().bound(before, **how), self.make().bound(after, **how)
+        squared, spread, farthest = change(before, after)
+        top = abs(Fraction(float(after.value.max())) - Fraction(float(before.value.max())))
         declared = self.make().sensitivity(row_shape=row_shape, adjacency=adjacency)
         assert declared.l2 is None or squared <= Fraction(declared.l2) ** 2
         assert declared.range is None or spread <= Fraction(declared.range)
+        assert declared.linf is None or max(top, farthest) <= Fraction(declared.linf)
 
     @pytest.mark.parametrize(("row_shape", "adjacency"), CASES)
     def test_declared_sensitivity_is_the_published_one(self, row_shape, adjacency):
         declared = self.make().sensitivity(row_shape=row_shape, adjacency=adjacency)
-        assert (declared.l2, declared.range) == self.table()[row_shape, adjacency]
+        assert (declared.l2, declared.range, declared.linf) == self.table()[row_shape, adjacency]
 
     @pytest.mark.parametrize("row_shape", ["slots", "units"])
     def test_the_bound_for_a_replacement_covers_a_removal(self, row_shape):
@@ -101,6 +105,7 @@ class AggregationContract(ABC):
         removed = self.make().sensitivity(row_shape=row_shape, adjacency="add_remove")
         assert (replaced.range or 0.0) >= (removed.range or 0.0)
         assert (replaced.l2 or 0.0) >= (removed.l2 or 0.0)
+        assert (replaced.linf or 0.0) >= (removed.linf or 0.0)
 
     @settings(LAW, max_examples=150)
     @given(data=st.data(), case=st.sampled_from([c for c in CASES if c != ("units", "add_remove")]))

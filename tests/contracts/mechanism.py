@@ -19,7 +19,7 @@ from langchain_dpicl.privacy.events import event_from_dict, event_to_dict
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, FixedNoise
 
-BOTH = Sensitivity(l2=2.0**0.5, range=2.0)
+BOTH = Sensitivity(l2=2.0**0.5, range=2.0, linf=1.0)
 
 
 def bounded(values, sensitivity=BOTH):

@@ -35,10 +35,10 @@ class TestProbabilitySum(AggregationContract):
 
     def table(self):
         return {
-            ("slots", "add_remove"): (SQRT2, 2.0),
-            ("units", "add_remove"): (1.0, 1.0),
-            ("slots", "replace_one"): (SQRT2, 2.0),
-            ("units", "replace_one"): (SQRT2, 2.0),
+            ("slots", "add_remove"): (SQRT2, 2.0, 1.0),
+            ("units", "add_remove"): (1.0, 1.0, 1.0),
+            ("slots", "replace_one"): (SQRT2, 2.0, 1.0),
+            ("units", "replace_one"): (SQRT2, 2.0, 1.0),
         }
 
     def in_domain(self, row):
@@ -64,10 +64,10 @@ class TestMaxNormalizedSum(AggregationContract):
 
     def table(self):
         return {
-            ("slots", "add_remove"): (None, 2.0),
-            ("units", "add_remove"): (None, 1.0),
-            ("slots", "replace_one"): (None, 2.0),
-            ("units", "replace_one"): (None, 2.0),
+            ("slots", "add_remove"): (None, 2.0, None),
+            ("units", "add_remove"): (None, 1.0, None),
+            ("slots", "replace_one"): (None, 2.0, None),
+            ("units", "replace_one"): (None, 2.0, None),
         }
 
     def in_domain(self, row):
@@ -88,10 +88,10 @@ class TestClippedLogitMean(AggregationContract):
     def table(self):
         whole, half = 4 * self.clip / self.num_rows, 2 * self.clip / self.num_rows
         return {
-            ("slots", "add_remove"): (None, whole),
-            ("units", "add_remove"): (None, half),
-            ("slots", "replace_one"): (None, whole),
-            ("units", "replace_one"): (None, whole),
+            ("slots", "add_remove"): (None, whole, None),
+            ("units", "add_remove"): (None, half, None),
+            ("slots", "replace_one"): (None, whole, None),
+            ("units", "replace_one"): (None, whole, None),
         }
 
     def in_domain(self, row):
@@ -116,10 +116,10 @@ class TestUnitVectorSum(AggregationContract):
 
     def table(self):
         return {
-            ("slots", "add_remove"): (2.0, None),
-            ("units", "add_remove"): (1.0, None),
-            ("slots", "replace_one"): (2.0, None),
-            ("units", "replace_one"): (2.0, None),
+            ("slots", "add_remove"): (2.0, None, None),
+            ("units", "add_remove"): (1.0, None, None),
+            ("slots", "replace_one"): (2.0, None, None),
+            ("units", "replace_one"): (2.0, None, None),
         }
 
     def in_domain(self, row):
@@ -235,7 +235,10 @@ def test_a_missing_norm_is_refused_with_a_mechanism_that_works():
         Sensitivity(l2=None, range=2.0).require("l2")
     with pytest.raises(SensitivityError, match="gaussian"):
         Sensitivity(l2=1.0, range=None).require("range")
+    with pytest.raises(SensitivityError, match=r"'linf'.*gaussian"):
+        Sensitivity(l2=1.0, range=2.0).require("linf")
     assert Sensitivity(l2=1.0, range=None).require("l2") == 1.0
+    assert [Sensitivity(l2=1.0, range=2.0, linf=3.0).require(norm) for norm in ("l2", "range", "linf")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
@@ -244,6 +247,8 @@ def test_a_sensitivity_is_finite_and_positive(bad):
         Sensitivity(l2=bad, range=None)
     with pytest.raises(SensitivityError):
         Sensitivity(l2=None, range=bad)
+    with pytest.raises(SensitivityError, match="linf"):
+        Sensitivity(l2=None, range=None, linf=bad)
 
 
 @pytest.mark.parametrize("value", [[math.nan, 0.0], [math.inf, 0.0], [], [[1.0]]])
@@ -311,6 +316,11 @@ def _plant_forgotten_sqrt2(monkeypatch):
 
 def _plant_range_of_one_for_slots(monkeypatch):
     monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=SQRT2, range=1.0))
+    return TestVoteSum
+
+
+def _plant_a_largest_count_that_moves_by_half(monkeypatch):
+    monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=SQRT2, range=2.0, linf=0.5))
     return TestVoteSum
 
 
@@ -463,6 +473,12 @@ def test_a_slack_declaration_turns_the_tightness_test_red(monkeypatch):
     monkeypatch.setattr(ProbabilitySum, "sensitivity", lambda self, **_: Sensitivity(l2=2.0, range=2.0))
     with pytest.raises(AssertionError):
         TestProbabilitySum().test_the_bound_is_reached("slots", "add_remove")
+
+
+def test_a_slack_bound_on_the_largest_count_turns_the_tightness_test_red(monkeypatch):
+    monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=SQRT2, range=2.0, linf=SQRT2))
+    with pytest.raises(AssertionError):
+        TestVoteSum().test_the_bound_is_reached("slots", "add_remove")
 
 
 def test_a_row_bound_that_sees_its_neighbours_turns_the_locality_test_red(monkeypatch):

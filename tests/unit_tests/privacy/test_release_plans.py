@@ -17,6 +17,7 @@ from langchain_dpicl.privacy.aggregation import (
     UnitVectorSum,
     VoteSum,
 )
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
 from langchain_dpicl.privacy.joint import JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
@@ -24,6 +25,7 @@ from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
 
+CONFIDENT = ConfidentGNMaxMechanism(1.0, 1.0, threshold=2.0)
 JOINT = JointExponentialMechanism(2.0, num_choices=3)
 AGGREGATIONS = (
     ProbabilitySum(),
@@ -38,6 +40,7 @@ FITTING = {
     GumbelMechanism: {"probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean", "keyword_sum"},
     PermuteAndFlipMechanism: {"probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean", "keyword_sum"},
     JointExponentialMechanism: {"keyword_sum"},
+    ConfidentGNMaxMechanism: {"probability_sum", "vote_sum"},
 }
 
 
@@ -53,8 +56,8 @@ def plan(aggregation=None, mechanism=None, **options):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda x: x.name)
-@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), GumbelMechanism(1.0), PermuteAndFlipMechanism(1.0), JOINT],
-                         ids=lambda x: x.name)  # fmt: skip
+@pytest.mark.parametrize("mechanism", [GaussianMechanism(1.0), GumbelMechanism(1.0), PermuteAndFlipMechanism(1.0), JOINT,
+                                       CONFIDENT], ids=lambda x: x.name)  # fmt: skip
 def test_a_mechanism_takes_the_sums_that_its_proof_covers_and_no_other(aggregation, mechanism):
     if aggregation.name in FITTING[type(mechanism)]:
         made = plan(aggregation, mechanism)

@@ -12,12 +12,19 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import sampling
 from langchain_dpicl.privacy.events import PureEvent, SubsampledEvent
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import SAMPLERS, BalancedSlots, PoissonSlots, PoissonUnits, assign
+from langchain_dpicl.privacy.sampling import (
+    SAMPLERS,
+    BalancedSlots,
+    PartitionedSlots,
+    PoissonSlots,
+    PoissonUnits,
+    assign,
+)
 from tests.contracts.doubles import CountingRandom, RecordingRandom, SeededRandom
-from tests.contracts.sampler import SamplerContract, members
+from tests.contracts.sampler import EVENT, SamplerContract, SecretSamplerContract, members
 
 
-class TestPoissonSlots(SamplerContract):
+class TestPoissonSlots(SecretSamplerContract):
     def make(self, num_units):
         return PoissonSlots(min(0.3, 40 / max(num_units, 1)), num_slots=10, shots_per_slot=4)
 
@@ -28,7 +35,7 @@ class TestPoissonSlots(SamplerContract):
         return 40.0
 
 
-class TestPoissonUnits(SamplerContract):
+class TestPoissonUnits(SecretSamplerContract):
     def make(self, num_units):
         return PoissonUnits(min(0.3, 40 / max(num_units, 1)))
 
@@ -39,7 +46,7 @@ class TestPoissonUnits(SamplerContract):
         return 40.0
 
 
-class TestBalancedSlots(SamplerContract):
+class TestBalancedSlots(SecretSamplerContract):
     sizes = (1, 2, 7, 13, 100)
 
     def make(self, num_units):
@@ -50,6 +57,13 @@ class TestBalancedSlots(SamplerContract):
 
     def expected_size(self, num_units):
         return 10.0
+
+
+class TestPartitionedSlots(SamplerContract):
+    sizes = (1, 2, 7, 13, 100)
+
+    def make(self, num_units):
+        return PartitionedSlots(num_slots=5, shots_per_slot=2, public_size=num_units)
 
 
 # --- the coupling: with everybody else's coins kept, one unit moves one slot ---------------------------------------
@@ -152,6 +166,72 @@ def test_a_partition_that_shifts_its_neighbours_turns_the_coupling_test_red(bug)
     assert worst > 1
 
 
+# --- the exact partition -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_slots=st.integers(1, 9), shots=st.integers(1, 6), size=st.integers(1, 80), seed=st.integers(0, 99))
+def test_a_partition_uses_as_many_units_as_it_can_and_fills_slots_evenly(num_slots, shots, size, seed):
+    sample = PartitionedSlots(num_slots, shots, size).draw(size, rng=SeededRandom(seed))
+    used = members(sample)
+    assert len(used) == len(set(used)) == min(num_slots * shots, size)
+    sizes = [len(row) for row in sample]
+    assert len(sizes) == num_slots
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= shots
+
+
+def slots_of_a_unit(draw, size, place, *, trials=4_000):
+    """Returns how often each slot holds the unit at one place."""
+    made = PartitionedSlots(num_slots=4, shots_per_slot=1, public_size=size)
+    counts = [0] * 5
+    for _ in range(trials):
+        sample = draw(made, size, rng=SYSTEM_RANDOM)
+        counts[next((slot for slot, row in enumerate(sample) if place in row), 4)] += 1
+    return counts
+
+
+def statistic(counts, size):
+    expected = [sum(counts) / size] * 4 + [sum(counts) * (size - 4) / size]
+    return sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True))
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_partition_moves_one_slot_at_most_whatever_the_order_of_the_units(place):
+    """The place of a unit in the file says nothing of its slot; false alarm 1e-7 (chi-square, 4 degrees)."""
+    assert statistic(slots_of_a_unit(PartitionedSlots.draw, 8, place), 8) < 39.3
+
+
+def _by_position(self, num_units, *, rng):
+    """Planted: unit i in slot i mod M, which a file sorted by content turns over."""
+    return tuple((slot,) for slot in range(self.num_slots))
+
+
+def test_a_partition_by_position_turns_the_partition_test_red(monkeypatch):
+    assert statistic(slots_of_a_unit(_by_position, 8, 3), 8) > 39.3
+
+
+@pytest.mark.parametrize("size", [1, 200, 10_000])
+def test_a_partition_amplifies_nothing_however_few_units_it_uses(size):
+    made = PartitionedSlots(num_slots=200, shots_per_slot=1, public_size=size)
+    assert made.amplify(EVENT) is EVENT
+    assert made.sampling_rate == 1.0
+
+
+@pytest.mark.parametrize("num_units", [0, 99, 101])
+def test_a_partition_refuses_another_number_of_units_without_naming_it(num_units):
+    with pytest.raises(ConfigurationError, match="public_size=100") as caught:
+        PartitionedSlots(3, 4, 100).draw(num_units, rng=SYSTEM_RANDOM)
+    assert str(num_units) not in str(caught.value).replace("100", "")
+
+
+def test_a_partition_that_takes_the_price_of_a_sample_turns_its_test_red(monkeypatch):
+    """What is not in the partition does not hide what is: the places are public."""
+    monkeypatch.setattr(PartitionedSlots, "amplify", lambda self, event: SubsampledEvent(event, 200 / self.public_size))
+    with pytest.raises(AssertionError):
+        test_a_partition_amplifies_nothing_however_few_units_it_uses(10_000)
+
+
 # --- sizes and public parameters ------------------------------------------------------------------------------------
 
 
@@ -183,8 +263,8 @@ def test_a_balanced_draw_refuses_another_number_of_units_without_naming_it(num_u
     assert str(num_units) not in str(caught.value).replace("100", "")
 
 
-def test_balanced_slots_are_proved_under_replace_one_only():
-    assert BalancedSlots.adjacencies == {"replace_one"}
+def test_slots_of_a_fixed_size_are_proved_under_replace_one_only():
+    assert BalancedSlots.adjacencies == PartitionedSlots.adjacencies == {"replace_one"}
     assert PoissonSlots.adjacencies == PoissonUnits.adjacencies == {"add_remove", "replace_one"}
 
 
@@ -203,6 +283,9 @@ def test_counts_are_positive_integers(count):
         lambda k: BalancedSlots(k, 1, 1),
         lambda k: BalancedSlots(1, k, 1),
         lambda k: BalancedSlots(1, 1, k),
+        lambda k: PartitionedSlots(k, 1, 1),
+        lambda k: PartitionedSlots(1, k, 1),
+        lambda k: PartitionedSlots(1, 1, k),
     ):
         with pytest.raises(ConfigurationError, match="integer"):
             make(count)
@@ -216,7 +299,7 @@ def test_no_rate_below_one_is_priced_as_one_or_lower(rate):
 
 
 def test_the_registry_names_each_sampler_once():
-    assert list(SAMPLERS) == ["poisson_slots", "poisson_units", "balanced_slots"]
+    assert list(SAMPLERS) == ["poisson_slots", "poisson_units", "balanced_slots", "partitioned_slots"]
 
 
 def test_a_sampler_that_flips_a_coin_per_unit_turns_the_cost_test_red(monkeypatch):
