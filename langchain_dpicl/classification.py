@@ -159,19 +159,20 @@ class LabelClassifier:
     def calibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
         """Returns float64[labels]: mean label probabilities of `prompt` on the content-free inputs; None: off.
 
-        Kept for later calls, under the rendered texts.
+        Kept for later calls, under the rendered texts: a template with an `example_selector` is rendered every time,
+        so that each content-free input gets the examples that are chosen for it.
 
         Raises:
           ConfigurationError: the template has not exactly one variable.
         """
-        texts = self._content_free_texts(prompt)
+        texts = tuple(_rendered(prompt, text) for text in self._inputs_without_content(prompt))
         if (known := self._calibrations.get(texts)) is None and texts:
             known = self._keep(texts, content_free_probabilities(self.score(texts)))
         return known
 
     async def acalibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
         """Is `calibration`, awaitable."""
-        texts = self._content_free_texts(prompt)
+        texts = tuple([await _arendered(prompt, text) for text in self._inputs_without_content(prompt)])
         if (known := self._calibrations.get(texts)) is None and texts:
             known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
         return known
@@ -193,9 +194,8 @@ class LabelClassifier:
     async def aprobabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
         """Is `probabilities`, awaitable."""
         base = await self.acalibration(prompt)
-        return label_probabilities(
-            await self.ascore([_rendered(prompt, item) for item in _listed("inputs", inputs)]), base
-        )
+        texts = [await _arendered(prompt, item) for item in _listed("inputs", inputs)]
+        return label_probabilities(await self.ascore(texts), base)
 
     def classify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
         """Returns the likeliest label of each input; arguments and errors as in `probabilities`."""
@@ -215,7 +215,7 @@ class LabelClassifier:
         Raises:
           ConfigurationError: calibration needs exactly one variable.
         """
-        self._content_free_texts(prompt)
+        self._inputs_without_content(prompt)
         return PromptClassifier(prompt=prompt, classifier=self)
 
     def __repr__(self) -> str:
@@ -233,13 +233,12 @@ class LabelClassifier:
         rows = [row for row in found if not isinstance(row, ModelCallError)]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
 
-    def _content_free_texts(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
-        if not self.calibrates:
-            return ()
-        if len(names := prompt.input_variables) != 1:
+    def _inputs_without_content(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
+        """Returns what the template is rendered with to calibrate; renders nothing itself."""
+        if self.calibrates and len(names := prompt.input_variables) != 1:
             advice = "Fix the others with prompt.partial(...), or use calibrate=False."
             raise fail("prompt", "exactly one input variable (the query) to calibrate", sorted(names), advice)
-        return tuple(_rendered(prompt, text) for text in self.content_free)
+        return self.content_free
 
     def _keep(self, texts: tuple[str, ...], base: NDArray[np.float64]) -> NDArray[np.float64]:
         self._calibrations[texts] = base
@@ -361,21 +360,28 @@ def _text_of(value: PromptValue) -> str:
 
 
 def _rendered(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> str:
-    if not isinstance(item, Mapping):
-        if len(names := prompt.input_variables) != 1:
-            raise fail("inputs", f"dicts of {sorted(names)}", type(item).__name__)
-        item = {names[0]: item}
-    return _text_of(prompt.format_prompt(**item))
+    return _text_of(prompt.format_prompt(**_variables(prompt, item)))
 
 
-# One bad input of a batch fails alone; these are what templates raise for it.
-_INPUT_ERRORS = (KeyError, TypeError, ValueError)
+async def _arendered(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> str:
+    return _text_of(await prompt.aformat_prompt(**_variables(prompt, item)))
+
+
+def _variables(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return item
+    if len(names := prompt.input_variables) != 1:
+        raise fail("inputs", f"dicts of {sorted(names)}", type(item).__name__)
+    return {names[0]: item}
+
+
+# One bad input of a batch fails alone; a template's example selector may raise whatever its embeddings raise.
 
 
 def _value_or_error(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig) -> PromptValue | Exception:
     try:
         return prompt.invoke(item, config)
-    except _INPUT_ERRORS as error:
+    except Exception as error:  # noqa: BLE001  see above
         return error
 
 
@@ -384,7 +390,7 @@ async def _avalue_or_error(
 ) -> PromptValue | Exception:
     try:
         return await prompt.ainvoke(item, config)
-    except _INPUT_ERRORS as error:
+    except Exception as error:  # noqa: BLE001  see above
         return error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -38,16 +38,39 @@ S = TypeVar("S")
 _KEPT = frozenset({"decisions", "text votes"})
 
 
-def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...]) -> Scorer[Any]:
+@runtime_checkable
+class OtherBackend(PublicChoiceBackend, Protocol):
+    """Tells an answer that names no choice from a call that failed, for private prompts too."""
+
+    def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices + 1]: `score_choices`, and last 0 where an answer names no choice.
+
+        Only a row that failed is -inf everywhere.
+        """
+
+    async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_with_other`, awaitable."""
+
+
+def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer[Any]:
     """Returns the best way to score labels that the engine allows.
 
+    Args:
+      engine: scores choices, or next tokens.
+      labels: the texts of each label.
+      other: whether a column more, at the end, counts answers that name no label.
+
     Raises:
-      ConfigurationError: the engine cannot tell the labels apart.
-      CapabilityError: it scores neither choices nor next tokens, or reports top tokens that are not bytes.
+      ConfigurationError: the engine cannot tell the labels apart; or it gives probabilities, and `other` is asked for.
+      CapabilityError: it scores neither choices nor next tokens, or reports top tokens that are not bytes; or it
+        cannot tell an answer without a label from a failed call, and `other` is asked for.
     """
     if isinstance(engine, ChoiceBackend):
-        return _Choices(engine, labels)
+        choices = _Choices(engine, labels)
+        return _WithOther(engine, choices) if other else choices
     if isinstance(engine, NextTokenBackend):
+        if other:
+            raise _no_other(_FirstTokens.kind)
         return _FirstTokens(engine, labels)
     raise CapabilityError(
         f"expected an engine that scores choices or next tokens, found {type(engine).__name__}; see "
@@ -87,6 +110,25 @@ class Scorer(ABC, Generic[S]):
     async def apublic(self, prompt: str) -> list[float]:
         """Is `public`, awaitable."""
 
+    def of_batches(self) -> Scorer[Any]:
+        """Returns what scores many public prompts: this one, or one that tells more of failed calls."""
+        return self
+
+    def batch(self, rows: object, num_prompts: int) -> list[list[float] | None]:
+        """Returns the label probabilities after each public prompt; None: the call failed, or names no label.
+
+        Args:
+          rows: what `score` gave for the prompts.
+          num_prompts: number of prompts.
+
+        Raises:
+          ModelCallError: the engine answered with something else than rows.
+        """
+        found = fitting(rows, num_prompts, self.columns)
+        if found is None:
+            raise _misshapen(num_prompts, self.columns)
+        return [row if any(row) else None for row in map(self.read, self.split(found))]
+
     def row(self, scores: Sequence[S | None]) -> list[float]:
         """Returns the label probabilities of one row: of the query first, then of its content-free prompts."""
         first, *free = scores
@@ -105,44 +147,45 @@ class _Choices(Scorer[list[float]]):
         self._reading = kept if self.kind in _KEPT else softmax
         self.least = LEAST_REPORTED if self.kind in _KEPT else LEAST_WEIGHT
         own = tuple(map(_told_apart, labels)) if self.kind in _KEPT else labels
-        self._texts = tuple(text for texts in own for text in texts)
-        self._places = tuple(place for place, texts in enumerate(own) for _ in texts)
-        self.width, self.columns = len(own), len(self._texts)
+        self.texts = tuple(text for texts in own for text in texts)
+        self.places = tuple(place for place, texts in enumerate(own) for _ in texts)
+        self.width, self.columns = len(own), len(self.texts)
         self._engine = engine
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
         if self._public is not None:
-            self._public.score_choices([], self._texts)  # makes no call, but refuses texts that it cannot tell apart
+            self._public.score_choices([], self.texts)  # makes no call, but refuses texts that it cannot tell apart
 
     def score(self, prompts: Sequence[str]) -> Rows:
-        return self._engine.score_choices(prompts, self._texts)
+        return self._engine.score_choices(prompts, self.texts)
 
     async def ascore(self, prompts: Sequence[str]) -> Rows:
-        return await self._engine.ascore_choices(prompts, self._texts)
+        return await self._engine.ascore_choices(prompts, self.texts)
 
     def split(self, rows: Rows) -> list[list[float]]:
         return cast("list[list[float]]", rows.tolist())
 
     def read(self, scores: list[float]) -> list[float]:
         texts = self._reading(scores)
-        return texts if self.columns == self.width else per_label(texts, self._places, self.width)
+        return texts if self.columns == self.width else per_label(texts, self.places, self.width)
+
+    def of_batches(self) -> Scorer[Any]:
+        tells = self.kind == "text votes" and isinstance(self._engine, OtherBackend)
+        return _WithOther(self._engine, self) if tells else self
 
     def public(self, prompt: str) -> list[float]:
         if self._public is not None:
-            return self._answer(self._public.score_public(prompt, self._texts)[None])
-        return self._answer(self._engine.score_choices([prompt], self._texts))
+            return self._answer(self._public.score_public(prompt, self.texts)[None])
+        return self._answer(self._engine.score_choices([prompt], self.texts))
 
     async def apublic(self, prompt: str) -> list[float]:
         if self._public is not None:
-            return self._answer((await self._public.ascore_public(prompt, self._texts))[None])
-        return self._answer(await self._engine.ascore_choices([prompt], self._texts))
+            return self._answer((await self._public.ascore_public(prompt, self.texts))[None])
+        return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
     def _answer(self, scores: Rows) -> list[float]:
         found = fitting(scores, 1, self.columns)
         if found is None:
-            raise ModelCallError(
-                f"expected float64[1, {self.columns}] for a public prompt, found an answer of another shape or type; "
-                "check the engine"
-            )
+            raise _misshapen(1, self.columns)
         row = self.read(self.split(found)[0])
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
@@ -150,6 +193,41 @@ class _Choices(Scorer[list[float]]):
                 "the prompt, then call again"
             )
         return row
+
+
+class _WithOther(Scorer[list[float]]):
+    """Scores complete texts, and in a column more the answers that name none of them; votes alone can have it."""
+
+    def __init__(self, engine: ChoiceBackend, choices: _Choices) -> None:
+        if choices.kind != "text votes":
+            raise _no_other(choices.kind)
+        if not isinstance(engine, OtherBackend):
+            raise CapabilityError(
+                "expected with other=True an engine that tells an answer without a label from a failed call "
+                f"(score_with_other), found {type(engine).__name__}; take TextVoteBackend, or other=False"
+            )
+        self._engine, self._choices = engine, choices
+        self.kind, self.least = choices.kind, choices.least
+        self.width, self.columns = choices.width + 1, choices.columns + 1
+        self._places = (*choices.places, choices.width)
+
+    def score(self, prompts: Sequence[str]) -> Rows:
+        return self._engine.score_with_other(prompts, self._choices.texts)
+
+    async def ascore(self, prompts: Sequence[str]) -> Rows:
+        return await self._engine.ascore_with_other(prompts, self._choices.texts)
+
+    def split(self, rows: Rows) -> list[list[float]]:
+        return self._choices.split(rows)
+
+    def read(self, scores: list[float]) -> list[float]:
+        return per_label(kept(scores), self._places, self.width)
+
+    def public(self, prompt: str) -> list[float]:
+        return _or_other(self._choices.public(prompt))
+
+    async def apublic(self, prompt: str) -> list[float]:
+        return _or_other(await self._choices.apublic(prompt))
 
 
 class _FirstTokens(Scorer[list[Reported]]):
@@ -198,6 +276,11 @@ class _FirstTokens(Scorer[list[Reported]]):
         return shares([(own[token], value) for token, value in tokens if token in own], self.width)
 
 
+def _or_other(row: list[float]) -> list[float]:
+    """Returns the row of a public prompt, whose call did not fail, with the column of answers without a label."""
+    return [*row, 0.0 if any(row) else 1.0]
+
+
 def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> dict[Token, int]:
     if engine.max_top_k is None:
         return tokens_of_vocabulary(labels, ((token, engine.decode([token])) for token in engine.vocabulary()))
@@ -217,6 +300,20 @@ def _told_apart(texts: tuple[str, ...]) -> tuple[str, ...]:
             Names([*found, text])
             found.append(text)
     return tuple(found)
+
+
+def _no_other(kind: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"expected other=True with text votes only, found {kind!r}: there the labels share all probability, and no "
+        'answer is left without one; take other=False, or votes="text"'
+    )
+
+
+def _misshapen(num_prompts: int, columns: int) -> ModelCallError:
+    return ModelCallError(
+        f"expected float64[{num_prompts}, {columns}] for public prompts, found an answer of another shape or type; "
+        "check the engine"
+    )
 
 
 def fitting(rows: object, num_rows: int, columns: int) -> Rows | None:

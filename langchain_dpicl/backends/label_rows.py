@@ -1,12 +1,13 @@
 """What an engine says about labels after private prompts, as probabilities. Knows no noise, no records and no ledger.
 
 One `Ask` scores all rows of a release, content-free prompts included, in one call of the engine; if that call raises
-or brings something else than rows, each prompt is scored alone, so that a fault stays in its own row.
+or brings something else than rows, each prompt is scored alone, so that a fault stays in its own row. Public prompts
+are asked for as well, one or many; their failures are errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +20,9 @@ from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
 from langchain_dpicl.backends.walk import Ask, public_failure
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+
+MOST_AT_ONCE = 64
+"""Public prompts of one call of the engine, content-free ones included."""
 
 Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
@@ -39,6 +43,9 @@ class LabelRows:
     renormalised (Zhao et al., 2021). A content-free prompt that failed is left out of the mean; without any, the row
     stays uncalibrated.
 
+    With `other`, one more column at the end is 1 where an answer names no label: a refusal, say, or an empty text. A
+    row that failed stays zeros.
+
     Formal guarantees:
       - Row i is a function of its own prompts, the texts and public settings alone: no prompt, failure or number of
         other rows moves a bit of it, wherever the engine's own rows have that property.
@@ -49,11 +56,13 @@ class LabelRows:
       engine: scores choices, or next tokens.
       verbalizers: the texts of each label, which may be several; public, taken verbatim.
       calibrate: whether content-free prompts are scored and divided by.
+      other: whether answers that name no label are counted; for text votes alone.
 
     Raises:
       ConfigurationError: the verbalizers are no lists of texts, two labels share one, or the engine cannot tell the
-        labels apart; or text votes are to be calibrated.
-      CapabilityError: the engine scores neither choices nor next tokens, or reports top tokens that are not bytes.
+        labels apart; or text votes are to be calibrated, or other answers to be counted where there are none.
+      CapabilityError: the engine scores neither choices nor next tokens, or reports top tokens that are not bytes; or
+        it cannot tell an answer without a label from a failed call, and `other` is asked for.
 
     >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
     >>> fake = FakeBackend(scripted({" card": 0.5, " cash": 0.25, " coin": 0.25}), max_top_k=3)
@@ -63,10 +72,16 @@ class LabelRows:
     """
 
     def __init__(
-        self, engine: ChoiceBackend | NextTokenBackend, verbalizers: Sequence[Sequence[str]], *, calibrate: bool
+        self,
+        engine: ChoiceBackend | NextTokenBackend,
+        verbalizers: Sequence[Sequence[str]],
+        *,
+        calibrate: bool,
+        other: bool = False,
     ) -> None:
         labels = checked(verbalizers)
-        self._scorer = label_scorer(engine, labels)
+        self._scorer = label_scorer(engine, labels, other=other)
+        self._other = bool(other)
         if calibrate and self._scorer.kind == "text votes":
             raise ConfigurationError(
                 f"expected calibrate=False with text votes, found calibrate={calibrate!r}: a vote is no probability; "
@@ -75,7 +90,8 @@ class LabelRows:
         self._calibrate = bool(calibrate)
 
     def __repr__(self) -> str:
-        return f"LabelRows(kind={self.kind!r}, width={self.width}, calibrates={self._calibrate})"
+        counts = ", counts_other=True" if self._other else ""
+        return f"LabelRows(kind={self.kind!r}, width={self.width}, calibrates={self._calibrate}{counts})"
 
     @property
     def kind(self) -> str:
@@ -84,7 +100,7 @@ class LabelRows:
 
     @property
     def width(self) -> int:
-        """Number of labels."""
+        """Number of labels, and one more where other answers are counted."""
         return self._scorer.width
 
     @property
@@ -92,8 +108,13 @@ class LabelRows:
         """Whether probabilities are divided by those on content-free prompts."""
         return self._calibrate
 
+    @property
+    def counts_other(self) -> bool:
+        """Whether the last column counts answers that name no label."""
+        return self._other
+
     def ask(self, prompts: Prompts) -> Ask:
-        """Returns what asks for float64[prompts, labels], boxed; it answers once.
+        """Returns what asks for float64[prompts, width], boxed; it answers once.
 
         Args:
           prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
@@ -101,7 +122,7 @@ class LabelRows:
         return _AskLabels(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
 
     def ask_public(self, prompts: tuple[str, ...]) -> Ask:
-        """Returns what asks for float64[labels] after a PUBLIC prompt; zeros: the answer names no label.
+        """Returns what asks for float64[width] after a PUBLIC prompt; zeros: the answer names no label.
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...).
@@ -109,6 +130,20 @@ class LabelRows:
         The answer raises ModelCallError where a call failed, one on a content-free input included.
         """
         return _AskPublicLabels(self._scorer, prompts if self._calibrate else prompts[:1])
+
+    def ask_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Ask:
+        """Returns what asks for float64[prompts, width] after PUBLIC prompts: the numbers of `ask_public`, in batches.
+
+        A text that occurs more than once is scored once. One that failed in its batch is asked once more alone, and so
+        is one whose answer names no label where the engine's batches cannot tell that from a failure.
+
+        Args:
+          prompts: (prompt with the query, prompt with content-free input 1, ...) each.
+
+        The answer raises ModelCallError where a call failed, one on a content-free input included.
+        """
+        rows = tuple(row if self._calibrate else row[:1] for row in prompts)
+        return _AskPublicRows(self._scorer.of_batches(), rows, self.width)
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -220,6 +255,54 @@ class _AskPublicLabels:
     def _read(self, found: Sequence[list[float]]) -> NDArray[np.float64]:
         own, *free = found
         return np.array(calibrated(own, free, least=self.scorer.least), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskPublicRows:
+    """Asks for the label probabilities of many public prompts, so many texts in a call of the engine."""
+
+    scorer: Scorer[Any]
+    prompts: tuple[tuple[str, ...], ...]
+    width: int
+
+    def run(self) -> NDArray[np.float64]:
+        """Answers, blocking."""
+        scorer, found = self.scorer, dict[str, list[float]]()
+        try:
+            for texts in self._batches():
+                rows = scorer.batch(scorer.score(texts), len(texts))
+                for text, row in zip(texts, rows, strict=True):
+                    found[text] = scorer.public(text) if row is None else row
+            return self._read(found)
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Answers, awaiting."""
+        scorer, found = self.scorer, dict[str, list[float]]()
+        try:
+            for texts in self._batches():
+                rows = scorer.batch(await scorer.ascore(texts), len(texts))
+                for text, row in zip(texts, rows, strict=True):
+                    found[text] = await scorer.apublic(text) if row is None else row
+            return self._read(found)
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            kind = type(error).__name__
+        raise public_failure(kind)
+
+    def _batches(self) -> list[list[str]]:
+        texts = list(dict.fromkeys(text for row in self.prompts for text in row))
+        return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
+
+    def _read(self, found: Mapping[str, list[float]]) -> NDArray[np.float64]:
+        least = self.scorer.least
+        rows = [calibrated(found[own], [found[text] for text in free], least=least) for own, *free in self.prompts]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.scorer.width)[:, : self.width]
 
 
 def _only(scores: list[Any] | None) -> Any:

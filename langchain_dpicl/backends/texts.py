@@ -129,18 +129,28 @@ class TextVoteBackend:
         """
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts  # from here on this frame holds boxes only
-        names = Names(choices)
-        requests = self._requests(boxes, choices)
-        return _votes([quietly(partial(_named, reply, names)) for reply in self._calls.many(requests)], len(choices))
+        return self._rows(boxes, choices)[:, :-1]
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, awaitable; rows of one call run concurrently."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
-        names = Names(choices)
-        requests = self._requests(boxes, choices)
-        replies = await self._calls.amany(requests)
-        return _votes([quietly(partial(_named, reply, names)) for reply in replies], len(choices))
+        return (await self._arows(boxes, choices))[:, :-1]
+
+    def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices + 1]: `score_choices`, and last 0 where an answer names no choice.
+
+        Only a row that failed is -inf everywhere; arguments and errors as in `score_choices`.
+        """
+        boxes = [Hidden(prompt) for prompt in prompts]
+        del prompts
+        return self._rows(boxes, choices)
+
+    async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_with_other`, awaitable."""
+        boxes = [Hidden(prompt) for prompt in prompts]
+        del prompts
+        return await self._arows(boxes, choices)
 
     def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.
@@ -152,14 +162,14 @@ class TextVoteBackend:
         names = Names(choices)
         reply = self._calls.one(self._requests([Hidden(prompt)], choices, explain="kind")[0])
         answered(self.name, reply)
-        return _vote(_named(reply, names), len(choices))
+        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Is `score_public`, awaitable."""
         names = Names(choices)
         reply = await self._calls.aone(self._requests([Hidden(prompt)], choices, explain="kind")[0])
         answered(self.name, reply)
-        return _vote(_named(reply, names), len(choices))
+        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
         """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
@@ -172,6 +182,14 @@ class TextVoteBackend:
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
+
+    def _rows(self, boxes: Sequence[Hidden[str]], choices: Sequence[str]) -> Rows:
+        names = Names(choices)
+        return _votes(self._calls.many(self._requests(boxes, choices)), names, len(choices))
+
+    async def _arows(self, boxes: Sequence[Hidden[str]], choices: Sequence[str]) -> Rows:
+        names = Names(choices)
+        return _votes(await self._calls.amany(self._requests(boxes, choices)), names, len(choices))
 
     def _requests(
         self, prompts: Sequence[Hidden[str]], choices: Sequence[str], *, explain: Literal["", "kind", "text"] = ""
@@ -201,18 +219,22 @@ class TextVoteBackend:
         return self._calls.probe(self._requests([Hidden(_PROBE_PROMPT)], _PROBE_CHOICES, explain="text")[0])
 
 
-def _named(reply: Reply, names: Names) -> int | None:
-    if reply.answer is None or _is_no_answer(reply.answer.reveal().finish_reason):
+def _place(reply: Reply, names: Names, *, other: int) -> int | None:
+    """Returns the place of what the answer names, `other` if it names no choice, None if there is no answer."""
+    if reply.answer is None:
         return None
-    return names.named(text_of(reply))
+    place = None if _is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
+    return other if place is None else place
 
 
 def _is_no_answer(finish_reason: object) -> bool:
     return isinstance(finish_reason, str) and finish_reason.lower() in _NO_ANSWER
 
 
-def _votes(places: Sequence[int | None], width: int) -> Rows:
-    return np.array([_vote(place, width) for place in places], dtype=np.float64).reshape(len(places), width)
+def _votes(replies: Sequence[Reply], names: Names, other: int) -> Rows:
+    """Reads private replies: float64[replies, other + 1]; an answer that raises when it is looked at abstains."""
+    places = [quietly(partial(_place, reply, names, other=other)) for reply in replies]
+    return np.array([_vote(place, other + 1) for place in places], dtype=np.float64).reshape(len(places), other + 1)
 
 
 def _vote(place: int | None, width: int) -> NDArray[np.float64]:

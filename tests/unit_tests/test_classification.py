@@ -11,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import (
+    BaseExampleSelector,
+    LengthBasedExampleSelector,
+    MaxMarginalRelevanceExampleSelector,
+    SemanticSimilarityExampleSelector,
+)
 from langchain_core.load import dumps
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
+from langchain_core.vectorstores import InMemoryVectorStore
 from scipy.special import log_softmax, softmax
 
 from langchain_dpicl.backends.decisions import DecisionsBackend
@@ -397,6 +410,157 @@ def test_the_async_numbers_are_the_sync_numbers():
         assert (await one.ascore([])).shape == (0, 2)
 
     asyncio.run(both())
+
+
+# -- templates with an example selector ---------------------------------------------------------------------------
+
+SHOWN = PromptTemplate.from_template("Ticket: {input}\nQueue: {queue}")
+BANK = [
+    {"input": "lost it", "queue": "card"},
+    {"input": "atm ate it", "queue": "cash"},
+]
+
+
+class Chosen(BaseExampleSelector):
+    """Chooses an example by the query, and notes for which and which way it was asked."""
+
+    def __init__(self, *, only=("sync", "async")):
+        self.asked, self.only, self.bank = [], only, list(BANK)
+
+    def add_example(self, example):
+        self.bank.append(example)
+
+    def select_examples(self, input_variables):
+        return self._chosen("sync", input_variables["input"])
+
+    async def aselect_examples(self, input_variables):
+        await asyncio.sleep(0)
+        return self._chosen("async", input_variables["input"])
+
+    def _chosen(self, way, text):
+        assert way in self.only
+        self.asked.append((way, text))
+        if text == "broken":
+            raise RuntimeError("no embedding")
+        return [self.bank["atm" in text]]
+
+
+def few_shot(selector):
+    return FewShotPromptTemplate(
+        example_selector=selector, example_prompt=SHOWN, suffix=PROMPT.template, input_variables=["input"]
+    )
+
+
+def few_shot_chat(selector):
+    shown = ChatPromptTemplate.from_messages([("human", "Ticket: {input}"), ("ai", "Queue: {queue}")])
+    examples = FewShotChatMessagePromptTemplate(
+        example_selector=selector, example_prompt=shown, input_variables=["input"]
+    )
+    return ChatPromptTemplate.from_messages([("system", "Route it."), examples, ("human", "Ticket: {input}")])
+
+
+def leaning(prompt, choice):
+    """Card .8 below an example of card, .4 below one of cash."""
+    card = 0.8 if "Queue: card" in prompt else 0.4
+    return math.log(card if choice.strip() == "card" else 1 - card)
+
+
+FEW_SHOT = pytest.mark.parametrize("template", [few_shot, few_shot_chat])
+FREE = [("sync", "N/A"), ("sync", ""), ("sync", "[MASK]")]
+# Content-free inputs get the example of card: (.8, .2). "the atm" gets that of cash: .4/.8 : .6/.2 = 1 : 6.
+BY_HAND = np.array([[1 / 7, 6 / 7], [1 / 2, 1 / 2]])
+
+
+@FEW_SHOT
+def test_content_free_inputs_go_through_the_example_selector(template):
+    selector = Chosen(only=("sync",))
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.probabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert selector.asked == [*FREE, ("sync", "the atm"), ("sync", "pin")]
+    assert one.as_runnable(template(selector)).batch(["the atm", {"input": "pin"}]) == ["cash", "card"]
+
+
+@FEW_SHOT
+async def test_awaited_examples_are_selected_by_awaiting_alone(template):
+    selector = Chosen(only=("async",))
+    one = classifier(Choices(leaning), calibrate=True)
+    assert await one.aprobabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert selector.asked == [("async", text) for _, text in [*FREE, ("", "the atm"), ("", "pin")]]
+    assert await one.aclassify(template(selector), ["the atm"]) == ["cash"]
+    chain = one.as_runnable(template(selector))
+    assert await chain.ainvoke("the atm") == "cash"
+    assert await chain.abatch(["pin", {"input": "the atm"}]) == ["card", "cash"]
+
+
+@FEW_SHOT
+def test_binding_a_prompt_selects_no_example(template):
+    selector = Chosen()
+    classifier(calibrate=True).as_runnable(template(selector))
+    assert selector.asked == []
+
+
+@FEW_SHOT
+async def test_an_example_selector_that_fails_for_one_input_fails_alone(template):
+    chain = classifier(Choices(leaning), calibrate=True).as_runnable(template(Chosen()))
+    for found in (
+        chain.batch(["the atm", "broken", "pin"], return_exceptions=True),
+        await chain.abatch(["the atm", "broken", "pin"], return_exceptions=True),
+    ):
+        assert [found[0], found[2]] == ["cash", "card"]
+        assert isinstance(found[1], RuntimeError)
+    with pytest.raises(RuntimeError, match="no embedding"):
+        chain.batch(["the atm", "broken"])
+
+
+@FEW_SHOT
+def test_examples_that_change_are_calibrated_anew(template):
+    selector = Chosen()
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.calibration(template(selector)) == pytest.approx([0.8, 0.2])
+    selector.bank.reverse()
+    assert one.calibration(template(selector)) == pytest.approx([0.4, 0.6])
+
+
+class Words(Embeddings):
+    """Two dimensions: whether "atm" is in a text, and whether it is not."""
+
+    def embed_documents(self, texts):
+        return [[1.0, 0.1] if "atm" in text else [0.1, 1.0] for text in texts]
+
+    def embed_query(self, text):
+        return self.embed_documents([text])[0]
+
+
+STOCK = {
+    "similarity": lambda: SemanticSimilarityExampleSelector.from_examples(
+        BANK, Words(), InMemoryVectorStore, k=1, input_keys=["input"]
+    ),
+    "mmr": lambda: MaxMarginalRelevanceExampleSelector.from_examples(
+        BANK, Words(), InMemoryVectorStore, k=1, fetch_k=2, input_keys=["input"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+@FEW_SHOT
+async def test_langchain_s_own_selectors_serve(name, template):
+    prompt = template(STOCK[name]())
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.probabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert await one.aprobabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert one.as_runnable(prompt).invoke("the atm") == await one.as_runnable(prompt).ainvoke("the atm") == "cash"
+
+
+@FEW_SHOT
+async def test_a_selector_by_length_serves(template):
+    engine = Choices(leaning)
+    selector = LengthBasedExampleSelector(
+        examples=BANK, example_prompt=SHOWN, max_length=9, get_text_length=lambda text: len(text.split())
+    )
+    one = classifier(engine, calibrate=True)
+    # Room for one example after a short query, and for none after a long one: .4/.8 : .6/.2.
+    assert one.probabilities(template(selector), ["pin", "a " * 9]) == pytest.approx(BY_HAND[::-1])
+    assert await one.aclassify(template(selector), ["a " * 9, "pin"]) == ["cash", "card"]
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

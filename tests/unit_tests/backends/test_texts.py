@@ -248,6 +248,32 @@ class TestVotes:
             assert same_bits(rows, votes(None, "card"))
         assert engine.complete(["bad", "good"], max_tokens=5) == ["", "card"]
 
+    @pytest.mark.parametrize(
+        "said",
+        ["", "loan", AIMessage("card", additional_kwargs={"refusal": "no"}), AIMessage([])],
+        ids=["empty", "none of them", "refused", "no text"],
+    )
+    @pytest.mark.parametrize("reason", ["stop", "refusal", "content_filter"])
+    async def test_have_a_column_for_answers_without_a_choice_but_none_for_failed_calls(
+        self, said: Any, reason: str
+    ) -> None:
+        failed = StatusError("content", status_code=400)
+        engine = self.engine({"bad": said}, raises={"down": failed})
+        engine._model._model.info = {"finish_reason": reason}  # after the probe, which needs an answer
+        expected = [[-np.inf, -np.inf, 0.0], [-np.inf] * 3]
+        assert engine.score_with_other(["bad", "down"], LABELS).tolist() == expected
+        assert (await engine.ascore_with_other(["bad", "down"], LABELS)).tolist() == expected
+
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_are_the_same_with_that_column(self, kind: Any) -> None:
+        engine = TextVoteBackend(kind(say=lambda text: chooses(text) if "a" in text[-5:] else "loan"), retry=QUICK)
+        prompts = [*(f"a {place}" for place in range(9)), "none"]
+        rows = engine.score_choices(prompts, LABELS)
+        for found in (engine.score_with_other(prompts, LABELS), await engine.ascore_with_other(prompts, LABELS)):
+            assert same_bits(found[:, :-1], rows)
+            assert found[:, -1].tolist() == [-np.inf] * 9 + [0.0]
+        assert engine.score_with_other([], LABELS).shape == (0, 3)
+
     def test_replacing_one_prompt_moves_one_row(self) -> None:
         engine = self.engine({"aaa": "card", "bbb": "cash machine"})
         assert same_bits(engine.score_choices(["aaa", "bbb", "ccc"], LABELS), votes("card", "cash machine", None))
@@ -273,6 +299,12 @@ class TestPrivateFrames:
         with pytest.raises(ConfigurationError) as caught:
             await engine.ascore_choices([RECORD], choices)
         assert RECORD not in describe(caught.value)
+        with pytest.raises(ConfigurationError) as caught:
+            engine.score_with_other([RECORD], choices)
+        assert RECORD not in describe(caught.value)
+        with pytest.raises(ConfigurationError) as caught:
+            await engine.ascore_with_other([RECORD], choices)
+        assert RECORD not in describe(caught.value)
 
     async def test_an_answer_that_raises_when_it_is_read_abstains(self) -> None:
         class Hostile(str):
@@ -295,6 +327,8 @@ class TestPrivateFrames:
         engine = TextVoteBackend(Odd())
         assert np.isneginf(engine.score_choices([RECORD], LABELS)).all()
         assert np.isneginf(await engine.ascore_choices([RECORD], LABELS)).all()
+        assert np.isneginf(engine.score_with_other([RECORD], LABELS)).all()
+        assert np.isneginf(await engine.ascore_with_other([RECORD], LABELS)).all()
         assert engine.complete([RECORD, "x"], max_tokens=3) == ["", "card"]
         assert await engine.acomplete([RECORD, "x"], max_tokens=3) == ["", "card"]
 
@@ -401,6 +435,10 @@ class TestNobodySeesAPrivateCall:
         assert seen.result.tolist() == [[-np.inf, 0.0], [-np.inf, -np.inf]]
         assert leaks(seen) == set()
         assert leaks(await aobserve(lambda: engine.ascore_choices(self.prompts, ["card", VOTE]))) == set()
+        seen = observe(lambda: engine.score_with_other(self.prompts, ["card", VOTE]))
+        assert seen.result.tolist() == [[-np.inf, 0.0, -np.inf], [-np.inf, -np.inf, 0.0]]
+        assert leaks(seen) == set()
+        assert leaks(await aobserve(lambda: engine.ascore_with_other(self.prompts, ["card", VOTE]))) == set()
         seen = observe(lambda: engine.complete(self.prompts, max_tokens=50))
         assert seen.result == [VOTE, "loan"]
         assert leaks(seen) == set()
@@ -412,7 +450,7 @@ class TestNobodySeesAPrivateCall:
         assert naive >= set(CHANNELS) - {"model callbacks"}
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("ask", ["score_choices", "complete"])
+    @pytest.mark.parametrize("ask", ["score_choices", "score_with_other", "complete"])
     def test_a_stop_shows_nothing(self, kind: Any, ask: str) -> None:
         def stop(text: str) -> str:
             if RECORD in text:
@@ -431,11 +469,11 @@ class TestNobodySeesAPrivateCall:
             if ask == "complete":
                 engine.complete(self.prompts, max_tokens=5)
             else:
-                engine.score_choices(self.prompts, LABELS)
+                getattr(engine, ask)(self.prompts, LABELS)
         assert RECORD not in describe(caught.value)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("ask", ["ascore_choices", "acomplete"])
+    @pytest.mark.parametrize("ask", ["ascore_choices", "ascore_with_other", "acomplete"])
     async def test_a_cancelled_task_shows_nothing(self, kind: Any, ask: str) -> None:
         class Endless(kind):  # type: ignore[misc]
             async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
@@ -444,6 +482,7 @@ class TestNobodySeesAPrivateCall:
         engine = TextVoteBackend(Endless(say=saying({})))
         asks: dict[str, Any] = {
             "ascore_choices": lambda: engine.ascore_choices(self.prompts, LABELS),
+            "ascore_with_other": lambda: engine.ascore_with_other(self.prompts, LABELS),
             "acomplete": lambda: engine.acomplete(self.prompts, max_tokens=5),
         }
         task = asyncio.create_task(asks[ask]())
