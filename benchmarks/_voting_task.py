@@ -1,4 +1,4 @@
-"""What the voting benchmark asks: data sets, their wording, the paper's numbers. Knows no noise and no engine."""
+"""What the benchmarks of votes ask: data sets, their wording, a paper's numbers. Knows no noise and no engine."""
 
 from __future__ import annotations
 
@@ -100,16 +100,15 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
     Which records stand in for the private data, and which questions are asked, is drawn with a public `seed`; nothing
     that protects anybody is.
     """
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    train, test = ([_plain(row) for row in rows if row.get("split") == split] for split in ("train", "test"))
+    rows = read_rows(path)
+    train, test = ([plain(row) for row in rows if row.get("split") == split] for split in ("train", "test"))
     labels = tuple(sorted({row["label"] for row in train}))
     if not train or not test or not 2 <= len(labels) <= MOST_LABELS:
         found = f"{len(train)} rows of train, {len(test)} of test, {len(labels)} labels"
         raise SystemExit(f"{path.name}: expected both splits and 2 to {MOST_LABELS} labels, found {found}")
     coins = random.Random(seed)
     train = coins.sample(train, min(cap, len(train)))
-    asked = _in_proportion([row for row in test if row["label"] in labels], questions, coins)
+    asked = in_proportion([row for row in test if row["label"] in labels], questions, coins)
     wording = WORDINGS.get(path.name.partition(".")[0], Wording(path.name.partition(".")[0]))
     shown = {label: {**wording.words, **words}.get(label, label) for label in labels}
     return Task(
@@ -123,14 +122,21 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
     )
 
 
-def _in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file of JSON lines, plain or gzipped."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) -> list[dict[str, str]]:
     """Returns up to `count` rows, each label with its share of them."""
     ordered = sorted(coins.sample(rows, len(rows)), key=lambda row: row["label"])
     taken = min(count, len(rows))
     return [ordered[place * len(rows) // taken] for place in range(taken)]
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, str]:
+def plain(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns text and label of a row."""
     return {"text": str(row["text"]), "label": str(row.get("label_name", row["label"]))}
 
 

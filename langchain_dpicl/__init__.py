@@ -17,12 +17,14 @@ from langchain_dpicl.baselines import (
 )
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.classification import LabelClassifier
+from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.exceptions import (
     AccountantsDisagreeError,
     AccountingError,
     CapabilityError,
     ConfigurationError,
     DPICLError,
+    LabellingInterruptedError,
     LedgerError,
     ModelCallError,
     NoPrivacyBudgetError,
@@ -38,6 +40,8 @@ from langchain_dpicl.exceptions import (
     UnsilencableModelError,
 )
 from langchain_dpicl.free_form import DPFreeFormRunnable
+from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
@@ -67,10 +71,13 @@ __all__ = [
     "EmbeddedLLM",
     "FreeFormResult",
     "LabelClassifier",
+    "LabelledPool",
+    "LabellingInterruptedError",
     "LangChainBackend",
     "LedgerError",
     "ModelCallError",
     "NoPrivacyBudgetError",
+    "PoolEntry",
     "PrivacyBudgetCallbackHandler",
     "PrivacyBudgetError",
     "PrivacyBudgetExceededError",
@@ -78,6 +85,8 @@ __all__ = [
     "PrivacyReport",
     "PrivateAccessError",
     "PrivateExamples",
+    "PromptPATEExampleSelector",
+    "PromptPATELabeler",
     "Receipt",
     "RecordError",
     "ReleasedDemonstrations",

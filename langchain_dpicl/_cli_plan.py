@@ -1,6 +1,6 @@
 """What `dpicl plan` shows: options, checks and the text or JSON of a plan. Prints nothing, reads no record.
 
-Knows public numbers only. The plans of answers to queries are in `_cli_queries`.
+Knows public numbers only. The plans of answers to queries are in `_cli_queries`, those of labels in `_cli_labels`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_queries import add_voting, planned_queries
+from langchain_dpicl import _cli_labels, _cli_queries
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 # Counts that only a generation has, with their defaults there.
 _GENERATION = {"redraw_every": 1, "shots_per_label": 1, "max_tokens": 60, "public_top_k": 100}
+# What each method takes and another does not.
+_ONLY = {
+    "generation": frozenset(_GENERATION),
+    "voting": frozenset(_cli_queries.OPTIONS),
+    "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS}),
+}
 _COUNTS = ("num_slots", "shots_per_slot", *_GENERATION)
 
 
@@ -41,7 +47,7 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     """Adds the command."""
     command = commands.add_parser("plan", help="noise, calls, money and expected signal, before any spend")
     command.add_argument(
-        "--method", choices=("generation", "voting"), default="generation", help="what is planned (default: generation)"
+        "--method", choices=tuple(_ONLY), default="generation", help="what is planned (default: generation)"
     )
     add_design(command)
     command.add_argument(
@@ -59,7 +65,8 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     )
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    add_voting(command)
+    _cli_queries.add_voting(command)
+    _cli_labels.add_pate(command)
     # So that an option of the other method is seen and refused.
     command.set_defaults(run=run, **dict.fromkeys(_GENERATION))
 
@@ -101,7 +108,9 @@ def planned(arguments: argparse.Namespace) -> str:
     _check_method(arguments)
     _check_declarable(sizes, arguments.delta)
     if arguments.method == "voting":
-        return planned_queries(arguments, sizes)
+        return _cli_queries.planned_queries(arguments, sizes)
+    if arguments.method == "pate":
+        return _cli_labels.planned_labels(arguments, sizes)
     for name, value in _GENERATION.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
@@ -110,9 +119,8 @@ def planned(arguments: argparse.Namespace) -> str:
 
 
 def _check_method(arguments: argparse.Namespace) -> None:
-    """Refuses options of the other method: they would change nothing."""
-    others = arguments.voting_options if arguments.method == "generation" else tuple(_GENERATION)
-    for name in others:
+    """Refuses options of the other methods: they would change nothing."""
+    for name in sorted(frozenset().union(*_ONLY.values()) - _ONLY[arguments.method]):
         if getattr(arguments, name) is not None:
             raise ConfigurationError(f"--{name.replace('_', '-')}: expected none with --method {arguments.method}.")
 

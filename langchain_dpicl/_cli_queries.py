@@ -1,6 +1,6 @@
 """What `dpicl plan --method voting` shows: options and the text or JSON of a plan of answers to queries.
 
-Knows public numbers only. Prints nothing, reads no record.
+Knows public numbers only. Prints nothing, reads no record. `_cli_labels` shares its options and its costs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real
 
 if TYPE_CHECKING:
-    from langchain_dpicl.planning import RowDesign
-    from langchain_dpicl.query_planning import QueryPlan
+    from langchain_dpicl.planning import Cost, RowDesign
 
-_OPTIONS = (
+OPTIONS = (
     "labels",
     "max_queries",
     "sampling",
@@ -25,41 +24,48 @@ _OPTIONS = (
     "answer_tokens",
     "calls_per_row",
 )
+"""The options that only plans of votes have."""
 _TOKENS = {"query_tokens": 60, "answer_tokens": 1, "calls_per_row": 1}
-_COUNTS = {"labels": 2, "max_queries": 1, **dict.fromkeys(_TOKENS, 1)}
+_COUNTS = {"labels": 2, "max_queries": 1}
 
 
 def add_voting(command: argparse.ArgumentParser) -> None:
-    """Adds the options that only answers to queries have."""
-    group = command.add_argument_group("with --method voting")
-    group.add_argument("--max-queries", type=int, help="answers that the share pays for")
+    """Adds the options that only votes on labels have."""
+    group = command.add_argument_group("with --method voting or pate")
+    group.add_argument("--max-queries", type=int, help="answers that the share pays for (pate: default as many as fit)")
     group.add_argument("--labels", type=int, help="labels an answer can have (default: those of --public-size)")
     group.add_argument("--sampling", choices=("poisson", "fixed"), help="fixed needs --adjacency replace_one")
     group.add_argument("--abstain-below", type=float, help="share of the expected votes that an answer needs")
     group.add_argument("--query-tokens", type=int, help="public cap of a query with its instruction (default 60)")
     group.add_argument("--answer-tokens", type=int, help="public cap of an answer (default 1)")
     group.add_argument("--calls-per-row", type=int, help="more than 1 where rows are calibrated or score each label")
-    command.set_defaults(voting_options=_OPTIONS)
 
 
 def planned_queries(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
     """Returns what the command prints."""
-    labels = arguments.labels if arguments.labels is not None or None in sizes else len(sizes)
-    _check_counts({**vars(arguments), "labels": labels})
-    if arguments.abstain_below is not None:
-        check_real("--abstain-below", arguments.abstain_below, low=0.0, high=1.0, low_open=True)
+    labels = checked_labels(arguments, sizes, _COUNTS)
     out = _plan(arguments, sum(sizes.values()), labels)
     return json.dumps(out, indent=2) if arguments.json else _text(out)
 
 
-def _check_counts(given: dict[str, Any]) -> None:
-    """Refuses counts that are missing or too small, under the name that was typed."""
-    for name, low in _COUNTS.items():
-        value, typed = given[name], f"--{name.replace('_', '-')}"
-        if value is None and name not in _TOKENS:
-            raise ConfigurationError(f"{typed}: expected a number with --method voting, found none.")
+def checked_labels(arguments: argparse.Namespace, sizes: dict[str | None, int], counts: dict[str, int]) -> int:
+    """Returns how many labels there are; refuses counts that are missing or too small, under the name that was typed.
+
+    Args:
+      arguments: what was typed.
+      sizes: declared sizes, whose labels count where none are given.
+      counts: the least value of each number that must be given.
+    """
+    labels = arguments.labels if arguments.labels is not None or None in sizes else len(sizes)
+    for name, low in {**counts, **dict.fromkeys(_TOKENS, 1)}.items():
+        value, typed = labels if name == "labels" else getattr(arguments, name), f"--{name.replace('_', '-')}"
+        if value is None and name in counts:
+            raise ConfigurationError(f"{typed}: expected a number with --method {arguments.method}, found none.")
         if value is not None and value < low:
             raise ConfigurationError(f"{typed}: expected an integer >= {low}, found {value}.")
+    if arguments.abstain_below is not None:
+        check_real("--abstain-below", arguments.abstain_below, low=0.0, high=1.0, low_open=True)
+    return int(labels)
 
 
 def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[
     )
     out: dict[str, Any] = {
         "plan": {"labels": labels, **plan.to_dict()},
-        "cost": _cost(plan, arguments),
+        "cost": cost_of(plan.cost(**tokens_of(arguments)), arguments, max_queries=plan.max_queries),
         "signal": {"one_shot_agreement": arguments.agreement, **query_signal(plan, one_shot=arguments.agreement)},
         "options": [],
     }
@@ -109,12 +115,17 @@ def _design(arguments: argparse.Namespace, public_size: int, labels: int, shared
     return RowDesign.choose(**asked, sampling=arguments.sampling or "poisson", smallest_size=public_size)
 
 
-def _cost(plan: QueryPlan, arguments: argparse.Namespace) -> dict[str, Any]:
+def tokens_of(arguments: argparse.Namespace) -> dict[str, int]:
+    """Returns the public caps of a call as `cost` takes them."""
     given = {name: getattr(arguments, name) for name in _TOKENS}
     counts = {name: _TOKENS[name] if value is None else value for name, value in given.items()}
-    cost = plan.cost(record_tokens=arguments.record_tokens, **counts)
+    return {"record_tokens": arguments.record_tokens, **counts}
+
+
+def cost_of(cost: Cost, arguments: argparse.Namespace, *, max_queries: int) -> dict[str, Any]:
+    """Returns what a plan's calls cost, as JSON values."""
     return {
-        "calls_per_query": (cost.private_calls + cost.public_calls) / plan.max_queries,
+        "calls_per_query": (cost.private_calls + cost.public_calls) / max_queries,
         "private_calls": cost.private_calls,
         "public_calls": cost.public_calls,
         "tokens_in": cost.tokens_in,

@@ -1,11 +1,13 @@
 """What answers to queries will run, be charged and cost: the frozen plan. Knows public numbers only.
 
-Never sees a record, a query or a model's answer. Plans are made by `query_planning`.
+Never sees a record, a query or a model's answer. Plans are made by `query_planning`; the plans of labelled inputs, in
+`_labelling_plan`, share the rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +24,17 @@ QUERY_TEMPLATE = "query"
 
 
 @dataclass(frozen=True, slots=True)
-class QueryPlan:
-    """Everything public about answers to `max_queries` queries: what will run, what it is charged, what it will cost.
-
-    Formal guarantees:
-      - `tickets()` hold `max_queries` tickets of `release.block_event(1)`: a fresh secret sample for each query.
-      - All of them together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+class RowsPlan(ABC):
+    """What is common to plans of many releases, each from the rows of one public prompt.
 
     Attributes:
-      release: sampling, aggregation, noise and adjacency of one answer.
-      max_queries: answers that the share pays for.
+      release: sampling, aggregation, noise and adjacency of one release.
+      max_queries: releases that the share pays for.
       width: candidates of one release, constants included.
       design: the shape of rows.
       public_size: declared units.
       partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all answers together at `delta`.
+      epsilon: upper bound of all releases together at `delta`.
       delta: the share's delta, the declared gap of the noise included.
     """
 
@@ -56,29 +54,22 @@ class QueryPlan:
 
     @property
     def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise over all answers."""
+        """Declared gap between ideal and drawn noise over all releases."""
         return self.release.implementation_delta(self.max_queries, width=self.width)
 
     @property
     def expected_rows(self) -> float:
-        """Rows of one answer, public: the slots, or the expected number of unit rows."""
+        """Rows of one release, public: the slots, or the expected number of unit rows."""
         if self.release.row_shape == "slots":
             return float(self.design.num_slots)
         return self.public_size * self.release.sampler.sampling_rate
 
+    @abstractmethod
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share: one per query."""
-        return (
-            Ticket(
-                template=QUERY_TEMPLATE,
-                event=self.release.block_event(1),
-                max_count=self.max_queries,
-                refundable=True,
-            ),
-        )
+        """Returns the tickets of the share."""
 
     def event(self) -> Event:
-        """Returns the event of all answers together."""
+        """Returns the event of all releases together."""
         return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(
@@ -111,7 +102,7 @@ class QueryPlan:
         return Cost(round(private), public, round(tokens_in), round((private + public) * answer_tokens))
 
     def expected_signal(self, agreement: float) -> dict[str, float]:
-        """Returns occupancy, signal-to-noise and the chances of one answer at a guessed `agreement` of rows.
+        """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
 
         Rows vote hard, each on its own; see `signal.vote_chances`. Rows without records are taken to vote for nothing.
 
@@ -121,24 +112,7 @@ class QueryPlan:
         Raises:
           ConfigurationError: `agreement` is no share, or rows do not vote for labels.
         """
-        check_real("agreement", agreement, low=0.0, high=1.0)
-        release = self.release
-        if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
-            expected = "votes or probabilities (other sums have no right label)"
-            raise fail("aggregation", expected, release.aggregation.name)
-        fill = occupancy(release, self.public_size)
-        labels = self.width - len(release.constants)
-        right, wrong, *abstained = vote_chances(release, self.public_size, agreement=agreement, labels=labels)
-        rival = (1.0 - agreement) / min(2, max(1, labels - 1))
-        return {
-            "expected_rows": fill.rows,
-            "expected_shots": fill.shots,
-            "empty_slot_prob": fill.empty,
-            "signal_to_noise": fill.rows * (agreement - rival) / noise_deviation(release),
-            "right_label_prob": float(right),
-            "wrong_label_prob": float(wrong),
-            "abstain_prob": float(sum(abstained)),
-        }
+        return expected_votes(self, agreement)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public plan as JSON values."""
@@ -159,3 +133,57 @@ class QueryPlan:
             "candidates": self.width,
             "constants": list(self.release.constants),
         }
+
+
+def expected_votes(plan: RowsPlan, agreement: float, *, threshold: float | None = None) -> dict[str, float]:
+    """Returns what `RowsPlan.expected_signal` does; `threshold` is what the largest noisy vote must reach."""
+    check_real("agreement", agreement, low=0.0, high=1.0)
+    release = plan.release
+    if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
+        expected = "votes or probabilities (other sums have no right label)"
+        raise fail("aggregation", expected, release.aggregation.name)
+    fill = occupancy(release, plan.public_size)
+    labels = plan.width - len(release.constants)
+    chances = vote_chances(release, plan.public_size, agreement=agreement, labels=labels, threshold=threshold)
+    right, wrong, *abstained = chances
+    rival = (1.0 - agreement) / min(2, max(1, labels - 1))
+    return {
+        "expected_rows": fill.rows,
+        "expected_shots": fill.shots,
+        "empty_slot_prob": fill.empty,
+        "signal_to_noise": fill.rows * (agreement - rival) / noise_deviation(release),
+        "right_label_prob": float(right),
+        "wrong_label_prob": float(wrong),
+        "abstain_prob": float(sum(abstained)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan(RowsPlan):
+    """Everything public about answers to `max_queries` queries: what will run, what it is charged, what it will cost.
+
+    Formal guarantees:
+      - `tickets()` hold `max_queries` tickets of `release.block_event(1)`: a fresh secret sample for each query.
+      - All of them together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+
+    Attributes:
+      release: sampling, aggregation, noise and adjacency of one answer.
+      max_queries: answers that the share pays for.
+      width: candidates of one release, constants included.
+      design: the shape of rows.
+      public_size: declared units.
+      partition: the `dataset_id` of the examples.
+      epsilon: upper bound of all answers together at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share: one per query."""
+        return (
+            Ticket(
+                template=QUERY_TEMPLATE,
+                event=self.release.block_event(1),
+                max_count=self.max_queries,
+                refundable=True,
+            ),
+        )

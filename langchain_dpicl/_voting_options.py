@@ -181,7 +181,7 @@ def design_of(
 
 
 def reader_of(
-    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int
+    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int, other: bool = False
 ) -> tuple[VotingTask, LabelRows, dict[str, str]]:
     """Returns the task as it will run, what reads labels off the model, and what reports say of it.
 
@@ -190,6 +190,7 @@ def reader_of(
       task: with the content-free inputs that there would be.
       is_wanted: whether to calibrate; None: where the model goes on writing the prompt and a row holds one record.
       shots: records per row.
+      other: whether answers in text that name no label are a candidate of their own.
 
     Raises:
       CapabilityError: the model cannot choose among labels.
@@ -198,7 +199,7 @@ def reader_of(
     """
     engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
     texts = list(task.texts.values())
-    scorer = LabelRows(engine, texts, calibrate=False)
+    scorer = LabelRows(engine, texts, calibrate=False, other=other)
     goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
     if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
         scorer = LabelRows(engine, texts, calibrate=True)

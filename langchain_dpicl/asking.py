@@ -14,9 +14,9 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
-from langchain_dpicl.curator import Record
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.samples import Record
 
 Query: TypeAlias = tuple[str, ...]
 """The public values of the query's variables, in the order of `TaskWording.input_variables`."""
@@ -71,6 +71,11 @@ class TaskWording:
         """The query's variables, in the order in which they appear."""
         return self._variables
 
+    @property
+    def example_fields(self) -> tuple[str, ...]:
+        """The fields that an example shows, in the order in which they appear."""
+        return tuple(dict.fromkeys(_names(self._example)))
+
     def query(self, given: Any) -> Query:
         """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
 
@@ -86,11 +91,11 @@ class TaskWording:
                 raise fail("input", f"a dict with {list(names)}", type(given).__name__)
             if isinstance(given, Sequence) and not given and not isinstance(given, str):
                 raise fail("input", "text", given)
-            return (_text("input", given),)
+            return (public_text("input", given),)
         missing = [name for name in names if name not in given]
         if missing:
             raise fail("input", f"a dict with {list(names)}", f"{missing} missing")
-        return tuple(_text(f"input[{name!r}]", given[name]) for name in names)
+        return tuple(public_text(f"input[{name!r}]", given[name]) for name in names)
 
     def with_content(self, query: Query, text: str) -> Query:
         """Returns the query with `text` in place of its content: of its one variable, or of `input`.
@@ -173,13 +178,18 @@ def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mappi
     return out
 
 
-def _text(name: str, value: Any) -> str:
+def public_text(name: str, value: Any) -> str:
+    """Returns the text of a public value: text, a number, one of LangChain's carriers of text, or a list of those.
+
+    Raises:
+      ConfigurationError: it is none of them.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
-        return "\n\n".join(_text(name, item) for item in value)
+        return "\n\n".join(public_text(name, item) for item in value)
     found = _content(value)
     if found is None:
         expected = "text, a message, a prompt value, a document, or a list of such"

@@ -8,34 +8,29 @@ prompt wording and no LangChain.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, argmax_index, noisy_index, summed
-from langchain_dpicl.exceptions import (
-    ModelCallError,
-    PrivacyBudgetError,
-    PrivacyBudgetMismatchError,
-)
+from langchain_dpicl.blocks import Block, Choose, argmax_index, noisy_index, summed
+from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
-from langchain_dpicl.privacy.sampling import BalancedSlots
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
+from langchain_dpicl.samples import Record, Rendered, SecretSample, drawn, is_unanswered
 
 T = TypeVar("T")
-Record: TypeAlias = Mapping[str, str]
 Render: TypeAlias = Callable[[Sequence[Record]], str]
 """Turns one row's records into its prompt; no records give the public prompt."""
-Rendered: TypeAlias = tuple[T | None, ...]
-"""What each row is asked; None: the row could not be rendered and abstains."""
 
 
 @contextlib.contextmanager
@@ -64,14 +59,52 @@ def open_block(
       PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
         operating system's.
     """
-    _check_ticket(private, reservation, plan, length)
+    _check_ticket(private, reservation, plan, plan.block_event(length))
     reservation.burn()
     pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
-    block = Block(_prompts(pool, plan, render), prefix, backend=backend, plan=plan, length=length, release=None)
+    block = Block(drawn(pool, plan)(render), prefix, backend=backend, plan=plan, length=length, release=None)
     block.release = noisy_index(plan, choose)
     with contextlib.closing(block):
         yield block
     reservation.commit()
+
+
+def open_sample(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    length: int = 1,
+    answers: int | None = None,
+) -> SecretSample:
+    """Burns one ticket and draws the secret sample on which it pays for `length` releases; errors as `open_block`.
+
+    Formal guarantees:
+      - As for `open_block`, together `plan.block_event(length, answers)`; the commit is the caller's, when all is safe.
+
+    Args:
+      private: the examples.
+      reservation: the ticket.
+      plan: how to draw, add up and noise.
+      length: releases that the ticket pays for.
+      answers: how many of them may answer; None: all. Only for a mechanism that tests before it answers.
+    """
+    _check_ticket(private, reservation, plan, plan.block_event(length, answers))
+    reservation.burn()
+    pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
+    return SecretSample(pool, plan, length=length, answers=answers)
+
+
+def open_partition(private: PrivateExamples, *, plan: ReleasePlan, ledger_id: str) -> SecretSample:
+    """Deals the units into slots that stay; no record is read before a ticket burns for a release on them.
+
+    Raises:
+      PrivacyBudgetError: the sampler is another, whose draws are amplified and so have to be fresh.
+    """
+    if not isinstance(plan.sampler, PartitionedSlots):
+        raise PrivacyBudgetError("partition: expected PartitionedSlots, found a sampler whose draws are amplified.")
+    pool = private._pool(None, ledger_id=ledger_id)  # noqa: SLF001  the private door
+    return SecretSample(pool, plan, length=0)
 
 
 def release_once(
@@ -82,12 +115,17 @@ def release_once(
     rows: Callable[[Rendered[T]], Ask],
     render: Callable[[Sequence[Record]], T],
     width: int,
+    keep: Callable[[Release], None] | None = None,
+    partition: SecretSample | None = None,
+    answer: Reservation | None = None,
 ) -> Walk[Release]:
     """Burns one ticket and makes the one release that it pays for, on a fresh secret sample (a walk).
 
     Formal guarantees:
       - As for `open_block`: the ticket burns before any private record is read and is committed only after the noise;
         what leaves is released by `plan.mechanism` and is `plan.block_event(1)`; a row that fails is all zeros.
+      - With `answer`, which is for a partition and a mechanism that tests before it answers, the ticket is the test's
+        alone. The answer's goes back only after the noisy test said no; whatever else happens, both stay charged.
 
     Args:
       private: the examples.
@@ -96,21 +134,52 @@ def release_once(
       rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
       render: turns one row's records into what the engine is asked; no records give the public question.
       width: columns of a row, public.
+      keep: makes what was released durable; called before the ticket is committed.
+      partition: from `open_partition`, instead of a fresh sample.
+      answer: ticket of the answer, where the test has one of its own.
 
     Raises:
       PrivacyBudgetMismatchError: as for `open_block`.
       PrivacyBudgetError: as for `open_block`.
       ModelCallError: the release could not be computed.
     """
-    _check_ticket(private, reservation, plan, 1)
-    reservation.burn()
-    pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
-    boxed = yield rows(_prompts(pool, plan, render))
-    released = guarded(lambda: plan.mechanism.release(summed(boxed, plan, width), rng=SYSTEM_RANDOM))
-    if released is None:
-        raise ModelCallError(NOT_COMPUTED)
+    if partition is None and answer is None:
+        with contextlib.closing(open_sample(private, reservation, plan=plan)) as sample:
+            released = yield from sample.next_release(rows=rows, render=render, width=width)
+    else:
+        held = _paid_for(private, partition, reservation, answer, plan)
+        released = yield from held.next_release(rows=rows, render=render, width=width)
+    if keep is not None:
+        keep(released)
+    if answer is not None and is_unanswered(released):
+        answer.give_back()
+    elif answer is not None:
+        answer.burn()
+        answer.commit()
     reservation.commit()
     return released
+
+
+def _paid_for(
+    private: PrivateExamples,
+    partition: SecretSample | None,
+    ticket: Reservation,
+    answer: Reservation | None,
+    plan: ReleasePlan,
+) -> SecretSample:
+    """Burns a ticket for one release on a partition, and checks the answer's where the test is paid for alone."""
+    if partition is None or partition.plan != plan or not isinstance(plan.sampler, PartitionedSlots):
+        raise PrivacyBudgetError("partition: expected one of this very plan; found another. Open it from the plan.")
+    if answer is None:
+        _check_ticket(private, ticket, plan, plan.block_event(1))
+    else:
+        if not isinstance(plan.mechanism, ConfidentGNMaxMechanism) or answer.unburnt != 1:
+            raise PrivacyBudgetError("ticket: expected a mechanism that tests, and one unburnt ticket for its answer.")
+        _check_ticket(private, ticket, plan, plan.mechanism.test_event)
+        _check_ticket(private, answer, plan, plan.mechanism.answer_event)
+    ticket.burn()
+    partition.allow()
+    return partition
 
 
 def release_once_without_privacy(
@@ -127,7 +196,7 @@ def release_once_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
     """
     pool = private._pool(None, ledger_id=None)  # noqa: SLF001  the private door
-    boxed = yield rows(_prompts(pool, plan, render))
+    boxed = yield rows(drawn(pool, plan)(render))
     return summed(boxed, plan, width).value
 
 
@@ -148,14 +217,14 @@ def open_block_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
     """
     pool = private._pool(label, ledger_id=None)  # noqa: SLF001  the private door
-    block = Block(_prompts(pool, plan, render), prefix, backend=backend, plan=plan, length=length, release=argmax_index)
+    block = Block(drawn(pool, plan)(render), prefix, backend=backend, plan=plan, length=length, release=argmax_index)
     with contextlib.closing(block):
         yield block
 
 
-def _check_ticket(private: PrivateExamples, reservation: Reservation, plan: ReleasePlan, length: int) -> None:
-    """Refuses a ticket that does not pay for `length` releases of `plan` from these examples, before it burns."""
-    if reservation.event != plan.block_event(length):
+def _check_ticket(private: PrivateExamples, reservation: Reservation, plan: ReleasePlan, event: Event) -> None:
+    """Refuses a ticket that does not pay for `event` of `plan` from these examples, before it burns."""
+    if reservation.event != event:
         msg = "ticket: expected a ticket for this very block; found one for another event. Reserve from the plan."
         raise PrivacyBudgetError(msg)
     if reservation.partition not in {None, private.dataset_id} or reservation.adjacency != plan.adjacency:
@@ -175,7 +244,7 @@ def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: 
     Raises:
       ConfigurationError: `public_size` is not the number of units.
     """
-    if isinstance(plan.sampler, BalancedSlots) and plan.adjacency == "replace_one":
+    if isinstance(plan.sampler, BalancedSlots | PartitionedSlots) and plan.adjacency == "replace_one":
         units = private._pool(None, ledger_id=ledger_id).num_units  # noqa: SLF001  the private door
         plan.sampler.draw(units, rng=SYSTEM_RANDOM)
 
@@ -183,24 +252,3 @@ def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: 
 def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
     """Opens a pool with no charge: only for examples that no ledger protects."""
     return private._pool(label, ledger_id=None)  # noqa: SLF001  the private door
-
-
-def _prompts(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
-    """Draws one secret sample and renders its rows, stopping only for Ctrl-C."""
-    # Without a name: a stop before the return would show every prompt in this frame.
-    return guarded(lambda: _rendered(pool, plan, render)) or (None,) * (plan.sampler.num_rows or 0)
-
-
-def _rendered(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
-    """Renders the rows of a fresh sample; a row that cannot be rendered abstains."""
-    sample = plan.sampler.draw(pool.num_units, rng=SYSTEM_RANDOM)
-    shots = getattr(plan.sampler, "shots_per_slot", None)
-
-    def rendered(row: Sequence[int]) -> T:
-        records: list[Record] = []
-        for unit in row:
-            records += pool.records(unit)
-        return render(records[:shots])
-
-    every = guarded(lambda: tuple(map(rendered, sample)))
-    return tuple(guarded(lambda row=row: rendered(row)) for row in sample) if every is None else every  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -64,6 +65,7 @@ def declare_share(
       ConfigurationError: a public fault.
       PrivacyBudgetError: the share does not fit, is sealed on other terms, or the examples are another ledger's.
     """
+    check_name("component", component)
     private.check_delta(budget.delta)
     budget.check_fits(component, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
     budget.bind(private)

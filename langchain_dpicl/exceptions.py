@@ -12,6 +12,7 @@ DPICLError
 |   +-- AccountantsDisagreeError         two accountants differ beyond their declared errors
 +-- ModelCallError                       a public model call failed; the charge stays, releases are kept
 |   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
+|   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
 +-- PrivacyBudgetError
 +-- NoPrivacyBudgetError             no budget was given or found: fail closed
 +-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
@@ -79,6 +80,19 @@ class SynthesisInterruptedError(ModelCallError):
     def __init__(self, message: str, *, synthesizer: Any) -> None:
         super().__init__(message)
         self.synthesizer = synthesizer
+
+
+class LabellingInterruptedError(ModelCallError):
+    """Labelling of public inputs stopped before its end.
+
+    Attributes:
+      labeler: the object to call `run()` (or `arun()`) on again; it continues with what is not yet spent, and holds
+        the labels released so far.
+    """
+
+    def __init__(self, message: str, *, labeler: Any) -> None:
+        super().__init__(message)
+        self.labeler = labeler
 
 
 class PrivacyBudgetError(DPICLError):

@@ -31,12 +31,12 @@ from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonSlots, PoissonUnits
 from langchain_dpicl.signal import chance_of_right_index, noise_scale, occupancy, signal_to_noise
 
 DEFAULT_NUM_SLOTS = 40
 DEFAULT_OVERFILL = 1.5
-SAMPLINGS = ("poisson", "fixed")
+SAMPLINGS = ("poisson", "fixed", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RowDesign:
       rows: "units" or "slots".
       num_slots: slots, or expected unit rows.
       shots_per_slot: records per slot (1 for unit rows).
-      sampling: "poisson" or "fixed".
+      sampling: "poisson", "fixed" (a secret sample of fixed size) or "partition" (every unit in its slot for good).
       overfill: expected units per shot of a slot.
     """
 
@@ -79,7 +79,7 @@ class RowDesign:
         overfill: float | None = None,
         smallest_size: int | None = None,
     ) -> RowDesign:
-        """Fills in what is not given: unit rows unless several shots per slot (or a fixed sample) are asked for.
+        """Fills in what is not given: unit rows unless several shots per slot, or no Poisson sample, are asked for.
 
         Without `num_slots` there are 40 rows, or `smallest_size` (the least declared size) if that is fewer.
 
@@ -88,10 +88,10 @@ class RowDesign:
         """
         check_choice("sampling", sampling, SAMPLINGS)
         shots = check_int("shots_per_slot", 1 if shots_per_slot is None else shots_per_slot, low=1)
-        shape = rows if rows is not None else ("slots" if shots > 1 or sampling == "fixed" else "units")
+        shape = rows if rows is not None else ("slots" if shots > 1 or sampling != "poisson" else "units")
         check_choice("rows", shape, ROW_SHAPES)
-        if shape == "units" and (shots > 1 or sampling == "fixed"):
-            raise fail("rows", "'slots' with several shots per slot or a fixed sample", shape)
+        if shape == "units" and (shots > 1 or sampling != "poisson"):
+            raise fail("rows", "'slots' with several shots per slot or sampling other than 'poisson'", shape)
         most = DEFAULT_NUM_SLOTS if smallest_size is None else min(DEFAULT_NUM_SLOTS, smallest_size)
         slots = check_int("num_slots", most if num_slots is None else num_slots, low=1)
         fill = (
@@ -109,10 +109,23 @@ class RowDesign:
             raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
         if self.sampling == "fixed":
             return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
+        if self.sampling == "partition":
+            return PartitionedSlots(self.num_slots, self.shots_per_slot, public_size)
         rate = min(1.0, self.num_slots * self.shots_per_slot * self.overfill / public_size)
         if self.rows == "units":
             return PoissonUnits(sampling_rate=rate)
         return PoissonSlots(sampling_rate=rate, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
+
+
+def redrawn(design: RowDesign) -> RowDesign:
+    """Returns a design whose samples are drawn anew.
+
+    Raises:
+      ConfigurationError: it has a partition, which hides nobody and costs many times as much.
+    """
+    if design.sampling == "partition":
+        raise fail("sampling", "'poisson' or 'fixed' ('partition' is for teachers='fixed' alone)", design.sampling)
+    return design
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +325,7 @@ def plan_generation(
     check_int("candidates", candidates, low=2)
     pieces = tuple(segments)
     check_int("redraw_every", redraw_every, low=1, high=max(piece.max_tokens for piece in pieces))
-    shape = design or RowDesign.choose()
+    shape = redrawn(design or RowDesign.choose())
     if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
     if noise_multiplier is None and epsilon is None:

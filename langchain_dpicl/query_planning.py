@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan
+from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan, RowsPlan
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.planning import RowDesign, redrawn
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -44,6 +44,7 @@ __all__ = [
 
 # Shots per slot that are compared, as far as they divide the records.
 _SHOTS = (1, 2, 4, 8, 16)
+PlanT = TypeVar("PlanT", bound=RowsPlan)
 
 
 def plan_queries(
@@ -88,27 +89,50 @@ def plan_queries(
     check_int("max_queries", max_queries, low=1)
     check_int("width", width, low=len(constants) + 1)
     check_name("partition", partition)
-    shape = _checked(design or RowDesign.choose(smallest_size=public_size), adjacency)
-    if noise_multiplier is None and epsilon is None:
-        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    shape = redrawn(checked_design(design or RowDesign.choose(smallest_size=public_size), adjacency))
     release = ReleasePlan(
         sampler=shape.sampler(public_size),
         aggregation=VoteSum() if aggregation is None else aggregation,
         mechanism=mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism,
         adjacency=adjacency,
         constants=tuple(constants),
-    ).with_noise(check_positive("noise_multiplier", 1.0 if noise_multiplier is None else noise_multiplier))
+    )
     draft = QueryPlan(release, max_queries, width, shape, public_size, partition, epsilon=0.0, delta=delta)
-    if noise_multiplier is None:
-        target = check_epsilon(epsilon)
-        draft = dataclasses.replace(_calibrated(draft, target, is_rough=is_rough), epsilon=target)
-        if is_rough:
-            return draft  # the coarse price is a bound as well; a fine one would take longer than the search
-    bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
-    return dataclasses.replace(draft, epsilon=bound)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
 
 
-def _checked(design: RowDesign, adjacency: Adjacency) -> RowDesign:
+def with_noise_for(
+    draft: PlanT, *, epsilon: float | None, noise_multiplier: float | None, is_rough: bool = False
+) -> PlanT:
+    """Returns the plan with its noise and price: calibrated to `epsilon`, or of a given noise.
+
+    Args:
+      draft: a plan whose noise and epsilon do not matter.
+      epsilon: target; None needs `noise_multiplier`.
+      noise_multiplier: given noise; None calibrates.
+      is_rough: see `plan_queries`.
+
+    Raises:
+      ConfigurationError: neither is given, one is out of range, or the noise's gap leaves nothing of delta.
+    """
+    if noise_multiplier is not None:
+        return priced(_with_noise(draft, check_positive("noise_multiplier", noise_multiplier)))
+    if epsilon is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    target = check_epsilon(epsilon)
+    found = dataclasses.replace(_calibrated(draft, target, is_rough=is_rough), epsilon=target)
+    # The coarse price is a bound as well; a fine one would take longer than the search.
+    return found if is_rough else priced(found)
+
+
+def priced(plan: PlanT) -> PlanT:
+    """Returns the plan with the epsilon that it costs."""
+    adjacency = plan.release.adjacency
+    bound = accounting.epsilon_upper_bound(plan.event(), delta=_pricing_delta(plan), adjacency=adjacency)
+    return dataclasses.replace(plan, epsilon=bound)
+
+
+def checked_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:
     """Returns the design checked anew: one built by hand has seen no check."""
     shape = RowDesign.choose(**dataclasses.asdict(design))
     if shape.sampling == "fixed" and adjacency != "replace_one":
@@ -116,7 +140,7 @@ def _checked(design: RowDesign, adjacency: Adjacency) -> RowDesign:
     return shape
 
 
-def _pricing_delta(plan: QueryPlan) -> float:
+def _pricing_delta(plan: RowsPlan) -> float:
     left = effective_delta(plan.delta, plan.implementation_delta)
     if left <= 0:
         gap = f"more than the noise's declared gap {plan.implementation_delta:.3g}"
@@ -124,11 +148,11 @@ def _pricing_delta(plan: QueryPlan) -> float:
     return left
 
 
-def _with_noise(plan: QueryPlan, noise_multiplier: float) -> QueryPlan:
+def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:
     return dataclasses.replace(plan, release=plan.release.with_noise(noise_multiplier))
 
 
-def _calibrated(plan: QueryPlan, epsilon: float, *, is_rough: bool) -> QueryPlan:
+def _calibrated(plan: PlanT, epsilon: float, *, is_rough: bool) -> PlanT:
     noise = accounting.calibrate(
         lambda x: _with_noise(plan, x).event(),
         epsilon=epsilon,
@@ -179,7 +203,7 @@ class QueryOption:
         }
 
 
-def query_signal(plan: QueryPlan, *, one_shot: float) -> dict[str, float]:
+def query_signal(plan: RowsPlan, *, one_shot: float) -> dict[str, float]:
     """Returns the expected signal of one answer, with the guessed agreement it rests on.
 
     Args:

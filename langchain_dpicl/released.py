@@ -6,23 +6,21 @@ lists and dicts, so a file from a stranger can be wrong but cannot act.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
 from langchain_dpicl.exceptions import ConfigurationError
 
 FORMAT = "langchain-dpicl/released-demonstrations"
 VERSION = 1
 INFINITY = "infinity"
 
-_KEYS = frozenset({"format", "version", "examples", "report", "plan"})
+_FORM = FileForm("released demonstrations", FORMAT, VERSION, frozenset({"examples", "report", "plan"}))
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class ReleasedDemonstrations:
     def __post_init__(self) -> None:
         # Copies, so that nobody holds a second handle on what was released.
         object.__setattr__(self, "examples", _checked_examples(self.examples))
-        object.__setattr__(self, "report", _plain("report", self.report))
-        object.__setattr__(self, "plan", _plain("plan", self.plan))
+        object.__setattr__(self, "report", plain("report", self.report))
+        object.__setattr__(self, "plan", plain("plan", self.plan))
         epsilon_of(self.report)
 
     @property
@@ -61,14 +59,7 @@ class ReleasedDemonstrations:
 
     def to_json(self) -> str:
         """Returns the JSON text; `from_json` reads it back to an equal object."""
-        state = {
-            "format": FORMAT,
-            "version": VERSION,
-            "examples": list(self.examples),
-            "report": self.report,
-            "plan": self.plan,
-        }
-        return json.dumps(state, allow_nan=False, indent=2) + "\n"
+        return _FORM.text({"examples": list(self.examples), "report": self.report, "plan": self.plan})
 
     @classmethod
     def from_json(cls, text: str) -> ReleasedDemonstrations:
@@ -80,16 +71,7 @@ class ReleasedDemonstrations:
         Raises:
           ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
         """
-        state = _parse(text)
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise ConfigurationError(f"released demonstrations: expected a JSON object whose 'format' is {FORMAT!r}.")
-        version = state.get("version")
-        if version != VERSION or isinstance(version, bool):
-            raise ConfigurationError(
-                f"released demonstrations: expected version {VERSION}. Upgrade the package, or release again."
-            )
-        if frozenset(state) != _KEYS:
-            raise ConfigurationError(f"released demonstrations: expected exactly the keys {sorted(_KEYS)}.")
+        state = _FORM.read(text)
         if not isinstance(state["examples"], list):
             raise ConfigurationError("examples: expected a list of objects.")
         return cls(tuple(state["examples"]), state["report"], state["plan"])
@@ -103,16 +85,7 @@ class ReleasedDemonstrations:
         Raises:
           OSError: the folder is missing or cannot be written; `path` is then untouched.
         """
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        try:
-            with part.open("x", encoding="ascii", newline="\n") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ReleasedDemonstrations:
@@ -125,11 +98,7 @@ class ReleasedDemonstrations:
           ConfigurationError: the content is not what `save` writes.
           OSError: the file is missing or unreadable.
         """
-        try:
-            text = Path(path).read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            text = ""  # refused below, without the bytes in the exception chain
-        return cls.from_json(text)
+        return cls.from_json(text_in(path))
 
 
 def epsilon_of(report: Mapping[str, Any]) -> float:
@@ -154,36 +123,3 @@ def _checked_examples(examples: object) -> tuple[dict[str, str], ...]:
         if not all(isinstance(part, str) for item in example.items() for part in item):
             raise ConfigurationError(f"examples[{index}]: expected text under text keys.")
     return tuple(dict(example) for example in examples)
-
-
-def _plain(name: str, value: object) -> dict[str, Any]:
-    """Returns a deep copy of a JSON object (tuples become lists), refusing NaN, infinities and foreign types."""
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name}: expected a JSON object, found {type(value).__name__}.")
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"{name}: expected JSON values with finite numbers ({type(error).__name__})."
-        ) from None
-    return copy
-
-
-def _parse(text: str) -> object:
-    """Returns the JSON value, refusing repeated keys, NaN, infinities and nesting that exhausts the stack."""
-    try:
-        value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigurationError(f"released demonstrations: expected JSON text ({type(error).__name__}).") from None
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("repeated key")
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(name)

@@ -6,12 +6,18 @@ Works on public numbers only (declared sizes, rates, noise) and on a stated gues
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from scipy import special, stats
 
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonUnits
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
+
+_Column: TypeAlias = tuple[np.ndarray, int]
+"""float64[n] votes of a candidate, and how many candidates have as many."""
 
 _GRID = 2001
 # Votes are summed over counts within these many deviations; noise is averaged over this many quantiles.
@@ -39,7 +45,7 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
     if isinstance(sampler, PoissonUnits):
         return Occupancy(rows=public_size * sampler.sampling_rate, shots=1.0, empty=0.0)
     shots, slots = sampler.shots_per_slot, sampler.num_slots
-    if isinstance(sampler, BalancedSlots):
+    if isinstance(sampler, BalancedSlots | PartitionedSlots):
         filled = min(shots, public_size / slots)
         return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
     counts = np.arange(shots)
@@ -81,7 +87,9 @@ def chance_of_right_index(plan: ReleasePlan, *, rows: float, agreement: float, c
     return float(np.exp(log_chance).mean())
 
 
-def vote_chances(plan: ReleasePlan, public_size: int, *, agreement: float, labels: int) -> np.ndarray:
+def vote_chances(
+    plan: ReleasePlan, public_size: int, *, agreement: float, labels: int, threshold: float | None = None
+) -> np.ndarray:
     """Returns the chances that hard votes release each candidate, the randomness of the votes themselves included.
 
     Each row in use votes for the right label with chance `agreement`, on its own. Of the other votes half go to one
@@ -93,25 +101,68 @@ def vote_chances(plan: ReleasePlan, public_size: int, *, agreement: float, label
       public_size: declared units.
       agreement: chance that a row in use votes for the right label.
       labels: candidates that rows vote for; the plan's constants come after them.
+      threshold: what the largest coordinate of a released noisy vector must reach; Gaussian noise only.
 
     Returns:
-      float64[2 + c]: the right label, any other label, each constant.
+      float64[2 + c]: the right label, any other label, each constant. With a threshold, or a mechanism that tests one,
+      float64[3 + c]: at last the chance that nothing reached it.
     """
-    chance, right, wrong = _vote_counts(plan, public_size, agreement)
+    if threshold is not None and plan.mechanism.releases != "vector":
+        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
+    chance, right, wrong = _vote_counts(plan, public_size, agreement, smooth=_smoothness(plan))
     rivals = [(wrong / min(2, labels - 1), 1), (wrong / 2 / max(1, labels - 2), labels - 2)] if labels > 1 else []
     constants = [(np.full_like(right, constant), 1) for constant in plan.constants]
     columns = [(right, 1), *rivals, *constants]
-    won = [float(chance @ _wins(plan, columns, column)) for column in (0, *range(1 + len(rivals), len(columns)))]
-    return np.array([won[0], max(0.0, 1.0 - sum(won)), *won[1:]])
+    winners = (0, *range(1 + len(rivals), len(columns)))
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        rejected = [_test_fails(plan, plan.mechanism, columns)]
+        won = [float(chance @ ((1.0 - rejected[0]) * _wins(plan, columns, column))) for column in winners]
+    else:
+        rejected = [] if threshold is None else [_all_below(plan, columns, threshold)]
+        won = [float(chance @ _wins(plan, columns, column, threshold=threshold)) for column in winners]
+    failed = [float(chance @ share) for share in rejected]
+    return np.array([won[0], max(0.0, 1.0 - sum(won) - sum(failed)), *won[1:], *failed])
 
 
-def _vote_counts(plan: ReleasePlan, public_size: int, agreement: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns float64[n] chances of numbers of right and of other votes, and float64[n] of these numbers each."""
+def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
+    """Returns float64[n]: the chance that the largest count with the noise of the test is below the threshold."""
+    largest = np.max([values for values, count in columns if count], axis=0)
+    return np.asarray(special.ndtr((mechanism.threshold - largest) / _test_scale(plan, mechanism)))
+
+
+def _test_scale(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism) -> float:
+    return mechanism.test_noise_multiplier * plan.sensitivity.require("linf")
+
+
+def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> np.ndarray:
+    """Returns float64[n]: the chance that every noisy count is below the threshold."""
+    below = [special.ndtr((threshold - values) / noise_scale(plan)) ** count for values, count in columns if count]
+    return np.asarray(np.prod(below, axis=0))
+
+
+def _smoothness(plan: ReleasePlan) -> float:
+    """Returns how many votes apart the chances of a winner hardly differ: half of the least noise scale."""
+    scales = [noise_scale(plan)]
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        scales.append(_test_scale(plan, plan.mechanism))
+    return min(scales) / 2.0
+
+
+def _vote_counts(
+    plan: ReleasePlan, public_size: int, agreement: float, *, smooth: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns float64[n] chances of numbers of right and of other votes, and float64[n] of these numbers each.
+
+    Counts up to `smooth` votes apart stand for those between, where all of them are spread wider than that.
+    """
     trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
     used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
-    right, wrong = np.meshgrid(
-        _likely(trials, used * agreement), _likely(trials, used * (1.0 - agreement)), indexing="ij"
-    )
+    shares = used * agreement, used * (1.0 - agreement)
+    spread = min(np.sqrt(trials * share * (1.0 - share)) for share in (*shares, used))
+    # A sum over every h-th count of a normal law is wrong by about e^{-2 (pi deviation / h)^2}; of two, by that of
+    # their own deviations and of their sum's.
+    step = max(1.0, np.floor(min(smooth, spread / 2.0)))
+    right, wrong = np.meshgrid(*(_likely(trials, share, step) for share in shares), indexing="ij")
     left = 1.0 - used * agreement  # the chance that it does not vote for the right label
     other = min(1.0, used * (1.0 - agreement) / left) if left > 0 else 0.0
     chance = stats.binom.pmf(right, trials, used * agreement) * stats.binom.pmf(wrong, trials - right, other)
@@ -119,14 +170,17 @@ def _vote_counts(plan: ReleasePlan, public_size: int, agreement: float) -> tuple
     return chance[likely] / chance[likely].sum(), right[likely], wrong[likely]
 
 
-def _likely(trials: int, chance: float) -> np.ndarray:
+def _likely(trials: int, chance: float, step: float) -> np.ndarray:
     mean = trials * chance
     reach = _REACH * np.sqrt(mean * (1.0 - chance)) + 1.0
-    return np.arange(max(0.0, np.floor(mean - reach)), min(float(trials), np.ceil(mean + reach)) + 1.0)
+    return np.arange(max(0.0, np.floor(mean - reach)), min(float(trials), np.ceil(mean + reach)) + 1.0, step)
 
 
-def _wins(plan: ReleasePlan, columns: list[tuple[np.ndarray, int]], winner: int) -> np.ndarray:
-    """Returns float64[n]: the chance that the noisy maximum is in a column; columns are (values, multiplicity)."""
+def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: float | None = None) -> np.ndarray:
+    """Returns float64[n]: the chance that the noisy maximum is in a column, and reaches the threshold if there is one.
+
+    The column must stand for a single candidate.
+    """
     scale = noise_scale(plan)
     own = columns[winner][0]
     gaps = [((own - values) / scale, count) for i, (values, count) in enumerate(columns) if count and i != winner]
@@ -135,19 +189,24 @@ def _wins(plan: ReleasePlan, columns: list[tuple[np.ndarray, int]], winner: int)
         for gap, count in gaps:
             odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
         return np.asarray(1.0 / odds)
-    u = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-    noise = special.ndtri(u) if plan.mechanism.name == "gaussian" else -np.log1p(-u)  # [z]
+    is_normal = plan.mechanism.norm == "l2"
+    missed = np.zeros_like(own) if threshold is None else special.ndtr((threshold - own) / scale)
+    u = missed[:, None] + (1.0 - missed[:, None]) * (np.arange(_QUANTILES) + 0.5)[None, :] / _QUANTILES  # [n, z]
+    u = u[:1] if threshold is None else np.minimum(u, 1.0 - 1e-16)
+    noise = special.ndtri(u) if is_normal else -np.log1p(-u)  # above the threshold only
     chance = np.ones((own.size, _QUANTILES))
     for gap, count in gaps:
-        reach = gap[:, None] + noise[None, :]  # [n, z]
-        below = special.ndtr(reach) if plan.mechanism.name == "gaussian" else -np.expm1(-np.maximum(reach, 0.0))
+        reach = gap[:, None] + noise  # [n, z]
+        below = special.ndtr(reach) if is_normal else -np.expm1(-np.maximum(reach, 0.0))
         chance *= below**count
-    return np.asarray(chance.mean(axis=1))
+    return np.asarray((1.0 - missed) * chance.mean(axis=1))
 
 
 def noise_deviation(plan: ReleasePlan) -> float:
     """Returns the standard deviation of the noise on one coordinate of the sum."""
-    deviation = {"gaussian": 1.0, "gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
+    if plan.mechanism.norm == "l2":
+        return noise_scale(plan)
+    deviation = {"gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
     return noise_scale(plan) * deviation
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from langchain_dpicl import curator, voting
+from langchain_dpicl import samples, voting
 from langchain_dpicl.privacy import aggregation, mechanisms
 from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
@@ -146,8 +146,13 @@ def never_burnt(patch: Patch) -> None:
 
 
 def more_slots_than_declared(patch: Patch) -> None:
-    real = curator._rendered
-    patch.setattr(curator, "_rendered", lambda *given: real(*given) * 2)
+    real = samples._renders
+
+    def twice(pool: Any, plan: Any) -> Any:
+        every = real(pool, plan)
+        return lambda render: every(render) * 2
+
+    patch.setattr(samples, "_renders", twice)
 
 
 def votes_over_realised_rows(patch: Patch) -> None:
@@ -190,7 +195,7 @@ def redrawn_until(valid: Callable[[np.ndarray], bool]) -> Plant:
         ticket.burn()
         pool = private._pool(None, ledger_id=ticket.ledger_id)
         for _ in range(64):
-            matrix = (yield rows(curator._prompts(pool, plan, render))).take()
+            matrix = (yield rows(samples.drawn(pool, plan)(render))).take()
             if valid(matrix):
                 break
         released = plan.mechanism.release(plan.bound(matrix, width=width), rng=SYSTEM_RANDOM)

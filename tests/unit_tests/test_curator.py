@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import blocks, curator
+from langchain_dpicl import blocks, curator, samples
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.blocks import restrict
@@ -84,7 +84,7 @@ def test_coins_from_a_seed_earn_no_epsilon(backend: SpyBackend, monkeypatch: pyt
     plan = release_plan(UNITS, noise_multiplier=1.0)
     private = examples(["my card was declined"] * 20)
     _, reservation = ticket_for(plan, private)
-    for room in (blocks, curator):
+    for room in (blocks, curator, samples):
         monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(0))
     with pytest.raises(PrivacyBudgetError, match="another generator"):
         release(private, reservation, backend, plan=plan)
@@ -166,7 +166,7 @@ class Rows:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.matrices: list[np.ndarray] = []
-        for room in (blocks, curator):
+        for room in (blocks, curator, samples):
             monkeypatch.setattr(room, "SYSTEM_RANDOM", RepeatableCoins(seed))
         monkeypatch.setattr(curator, "is_certified", lambda _: True)
         monkeypatch.setattr(blocks, "restrict", self._restrict)

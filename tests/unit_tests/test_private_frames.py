@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import curator
+from langchain_dpicl import samples
 from langchain_dpicl.backends import rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
@@ -162,10 +162,12 @@ class TestAStop:
 
     def test_ctrl_c_as_the_prompts_are_handed_on_would_find_none_of_them_under_a_name(self) -> None:
         made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
-        code, named = curator._prompts.__code__, []
+        named = []
 
         def look(frame: FrameType, event: str, arg: object) -> Any:
-            if frame.f_code is not code:
+            # What these call runs inside `guarded`, which raises a stop anew from a frame without prompts.
+            outer = frame.f_code.co_name in {"drawn", "<lambda>", "_renders", "_begin", "next_release"}
+            if frame.f_code.co_filename != samples.__file__ or not outer:
                 return None
             named.append(repr(list(frame.f_locals.values())))
             return look

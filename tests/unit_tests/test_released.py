@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import langchain_dpicl._released_files as files_module
 import langchain_dpicl.released as released_module
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.events import PureEvent
@@ -198,7 +199,7 @@ def test_a_failed_save_leaves_the_old_file(step, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"langchain_dpicl.released.{step}", full)
+    monkeypatch.setattr(f"langchain_dpicl._released_files.{step}", full)
     with pytest.raises(OSError, match="No space"):
         released().save(path)
     assert path.read_text() == "old"
@@ -212,12 +213,17 @@ def test_a_missing_folder_or_file_is_an_os_error(tmp_path):
         ReleasedDemonstrations.load(tmp_path / "demos.json")
 
 
-def test_the_room_knows_only_the_standard_library_and_our_errors():
-    tree = ast.parse(Path(released_module.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("room", "known"),
+    [(released_module, {"_released_files", "exceptions"}), (files_module, {"exceptions"})],
+    ids=["released", "files"],
+)
+def test_the_rooms_know_only_the_standard_library_and_our_errors(room, known):
+    tree = ast.parse(Path(room.__file__).read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-    assert foreign == {"langchain_dpicl.exceptions"}
+    assert foreign == {f"langchain_dpicl.{name}" for name in known}
 
 
 def test_a_release_and_its_file_are_verified_by_their_report(tmp_path):

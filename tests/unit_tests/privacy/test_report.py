@@ -344,9 +344,16 @@ FIXED = {"mechanism": "gumbel", "adjacency": "replace_one", "redraw_every": 4, "
 
 
 def generation(
-    *, mechanism: str, adjacency: Any, redraw_every: int, joint: bool = False, sizes: Any = None, **design: Any
+    *,
+    mechanism: str,
+    adjacency: Any,
+    redraw_every: int,
+    joint: bool = False,
+    sizes: Any = None,
+    noise_multiplier: float | None = None,
+    **design: Any,
 ) -> PrivacyReport:
-    """The report of a share as the synthesizer declares it, planned and priced for real."""
+    """The report of a share as the synthesizer declares it, planned and priced for real; at epsilon 2, or given noise."""
     ledger = Budget(epsilon=8.0, delta=1e-6, adjacency=adjacency)
     size = sizes or {"a": 9_000, "b": 4_000}
     split: dict[str, Any] = {"label_key": "label", "labels": LABELS} if isinstance(size, dict) else {}
@@ -362,6 +369,7 @@ def generation(
         redraw_every=redraw_every,
         segments=(Segment("text", 20),),
         partition="letters",
+        noise_multiplier=noise_multiplier,
     )
 
     def declare(name: str) -> None:
@@ -369,7 +377,7 @@ def generation(
             name,
             tickets=plan.tickets(),
             partition="letters",
-            epsilon=2.0,
+            epsilon=2.0 if noise_multiplier is None else plan.epsilon,
             delta=plan.delta,
             implementation_delta=plan.implementation_delta,
             public=plan.to_dict(),
@@ -383,7 +391,14 @@ def generation(
 
 @pytest.mark.parametrize("design", [*DESIGNS, {**FIXED, "sizes": 3_000}, {**DESIGNS[0], "sizes": 12_001}], ids=str)
 def test_every_design_of_a_generation_verifies(design: dict[str, Any]) -> None:
-    verified = verify_report(generation(**design))
+    report = generation(**design, noise_multiplier=2.0)
+    verified = verify_report(report)
+    assert verified.problems == ()
+    assert 0.95 * report.epsilon < verified.epsilon <= report.epsilon
+
+
+def test_a_generation_whose_noise_was_calibrated_verifies() -> None:
+    verified = verify_report(generation(**DESIGNS[0]))
     assert verified.problems == ()
     assert 1.9 < verified.epsilon <= 2.0
 

@@ -1,0 +1,295 @@
+"""Checks, defaults and plans of options of labelling, and how public inputs read. Reads no record, spends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_core.documents import Document
+
+from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.asking import Query, TaskWording, public_text
+from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.labelling_planning import (
+    DEFAULT_FIXED_TEACHERS,
+    TEACHERS,
+    LabellingPlan,
+    Teachers,
+    plan_labelling,
+    rejection,
+)
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_real, fail
+from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.plans import Mechanism
+from langchain_dpicl.query_planning import recommended_design
+
+Fields = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InputWording:
+    """How a public input becomes the query of a prompt, and how a labelled one becomes a demonstration. Public.
+
+    Attributes:
+      wording: how prompts read.
+      text_key: field of the examples that holds the text.
+      label_key: field of the examples that holds the label.
+    """
+
+    wording: TaskWording
+    text_key: str
+    label_key: str
+
+    @classmethod
+    def of(cls, private: PrivateExamples, wording: TaskWording) -> InputWording:
+        """Takes the field names of the private examples.
+
+        Raises:
+          ConfigurationError: they have no label field, or a demonstration would not show it.
+        """
+        if private.label_key is None:
+            advice = "Declare PrivateExamples(label_key=..., labels=...)."
+            raise fail("private", "examples with a label field, which demonstrations show", None, advice)
+        if private.label_key not in wording.example_fields:
+            raise fail("example_prompt", f"a template that shows {{{private.label_key}}}", wording.example_prompt)
+        return cls(wording, private.text_key, private.label_key)
+
+    @property
+    def field_of(self) -> dict[str, str]:
+        """The field that fills each variable of the query: of the same name, or the text for `input` or the only one.
+
+        Raises:
+          ConfigurationError: the query would show the label.
+        """
+        names = self.wording.input_variables
+        if self.label_key in names:
+            raise fail("suffix", "a template of the query without its label", f"{{{self.label_key}}}")
+        known = set(self.wording.example_fields)
+        return {
+            name: self.text_key if name not in known and (name == "input" or len(names) == 1) else name
+            for name in names
+        }
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a public input: what a demonstration shows, but for the label, and what the query needs."""
+        shown = (name for name in self.wording.example_fields if name != self.label_key)
+        return tuple(dict.fromkeys((*shown, *self.field_of.values())))
+
+    def fields_of(self, given: Any) -> Fields:
+        """Returns the fields of a public input: text, a document, or a dict of fields (or of the query's variables).
+
+        Other keys of a dict are left out.
+
+        Raises:
+          ConfigurationError: a field is missing, or the input carries a label already.
+        """
+        names = self.fields
+        if isinstance(given, Document) and len(names) == 1:
+            given = given.page_content
+        if isinstance(given, str) and len(names) == 1:
+            return {names[0]: given}
+        if not isinstance(given, Mapping):
+            expected = "text" if len(names) == 1 else f"a dict with {list(names)}"
+            raise fail("public_inputs", expected, type(given).__name__)
+        if self.label_key in given:
+            advice = "Labelled examples are added with add_public_example, which is free."
+            raise fail("public_inputs", f"inputs without {self.label_key!r}", sorted(map(str, given)), advice)
+        variables = {field: name for name, field in self.field_of.items()}
+        keys = {name: name if name in given else variables.get(name, name) for name in names}
+        if missing := [name for name, key in keys.items() if key not in given]:
+            raise fail("public_inputs", f"a dict with {list(names)}", f"{missing} missing")
+        return {name: public_text(f"public_inputs[{name!r}]", given[key]) for name, key in keys.items()}
+
+    def query_of(self, fields: Mapping[str, str]) -> Query:
+        """Returns the query that asks for the label of a public input."""
+        return tuple(fields[field] for field in self.field_of.values())
+
+    def text_of(self, fields: Mapping[str, str]) -> str:
+        """Returns what an input says, for comparisons of texts: its query's values."""
+        return "\n".join(self.query_of(fields))
+
+    def waiting(self, inputs: Iterable[Any]) -> list[PoolEntry]:
+        """Returns the distinct inputs as entries that wait for a label: nobody pays twice for the same input."""
+        if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):
+            raise fail("public_inputs", "a list of inputs", type(inputs).__name__)
+        every = [self.fields_of(given) for given in inputs]
+        distinct = {key_of(fields): fields for fields in reversed(every)}
+        return [
+            PoolEntry(fields=distinct[key], label=None, status="waiting") for key in dict.fromkeys(map(key_of, every))
+        ]
+
+
+def key_of(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Returns what makes two inputs the same."""
+    return tuple(sorted(fields.items()))
+
+
+def teacher_design(
+    private: PrivateExamples,
+    *,
+    teachers: str,
+    rows: str | None,
+    num_slots: int | None,
+    shots_per_slot: int | None,
+    sampling: str,
+    overfill: float | None,
+) -> RowDesign | None:
+    """Returns the shape of the teachers that was asked for; None: the planner chooses.
+
+    Raises:
+      ConfigurationError: fixed teachers with another sampling, or a number out of range.
+    """
+    check_choice("teachers", teachers, TEACHERS)
+    if teachers == "fixed":
+        if sampling not in {"poisson", "partition"} or rows not in {None, "slots"} or overfill is not None:
+            expected = "their defaults with teachers='fixed' (a public partition into slots)"
+            raise fail("sampling, rows, overfill", expected, (sampling, rows, overfill))
+        if (num_slots, shots_per_slot) == (None, None):
+            return None
+        sampling = "partition"
+    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
+        return None
+    return RowDesign.choose(
+        rows=rows,
+        num_slots=num_slots,
+        shots_per_slot=shots_per_slot,
+        sampling=sampling,
+        overfill=overfill,
+        smallest_size=private.public_size_of(None),
+    )
+
+
+def check_rejection(
+    abstain_below: float | str | None, mechanism: str, other_label: Any, labels: Sequence[str]
+) -> float | None:
+    """Returns the share of the expected votes that a label needs; checks the name of votes without a label as well.
+
+    Raises:
+      ConfigurationError: no share, a share beside a threshold of the mechanism's own, or a name that is no text.
+    """
+    if other_label is not None and (not isinstance(other_label, str) or not other_label):
+        raise fail("other_label", "a non-empty text, or None", other_label)
+    if other_label in labels:
+        raise fail("other_label", "a text that is none of the labels, or None", other_label)
+    is_confident = mechanism == "confident_gnmax"
+    if abstain_below is None or abstain_below == "majority":
+        return None if abstain_below is None or is_confident else 0.5
+    if is_confident:
+        raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
+    return check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
+
+
+def labelling_mechanism(mechanism: str, confident: Any, *, row_shape: RowShape, adjacency: Adjacency) -> Mechanism:
+    """Returns the mechanism; the noise of a confident one is given, that of the others is still to be found.
+
+    Args:
+      mechanism: "gumbel", "gaussian", "permute_and_flip" or "confident_gnmax".
+      confident: (threshold, sigma of the test, sigma of the votes), in votes; for "confident_gnmax".
+      row_shape: "units" or "slots".
+      adjacency: the budget's.
+
+    Raises:
+      ConfigurationError: unknown, or `confident` without its mechanism.
+    """
+    check_choice("mechanism", mechanism, (*MECHANISMS, "confident_gnmax"))
+    if (mechanism == "confident_gnmax") != (confident is not None):
+        raise fail(
+            "confident", "(threshold, sigma1, sigma2) with mechanism='confident_gnmax', and only there", confident
+        )
+    if confident is None:
+        return mechanism_by_name(mechanism)(noise_multiplier=1.0)
+    if not isinstance(confident, tuple | list) or len(confident) != 3:
+        raise fail("confident", "(threshold, sigma1, sigma2), in votes", confident)
+    threshold, test, votes = (check_real("confident", value) for value in confident)
+    return ConfidentGNMaxMechanism.of_votes(
+        threshold=threshold, sigma_threshold=test, sigma_votes=votes, row_shape=row_shape, adjacency=adjacency
+    )
+
+
+def resumed(
+    path: Path | None,
+    entries: Sequence[PoolEntry],
+    *,
+    component: str | None,
+    paid: Mapping[str, Any],
+    public: Mapping[str, Any],
+) -> tuple[str | None, list[PoolEntry]]:
+    """Returns the component's name and all entries of a run that a checkpoint may have begun.
+
+    Args:
+      path: file of the checkpoint; it need not exist.
+      entries: the inputs wanted now; behind those that the checkpoint holds.
+      component: name asked for; None: the checkpoint's.
+      paid: what the report of the same run says.
+      public: the plan of the same run.
+
+    Raises:
+      ConfigurationError: the file holds another run: of other examples, on another ledger, or of another plan.
+      OSError: the file cannot be read.
+    """
+    if path is None or not path.exists():
+        return component, list(entries)
+    kept = LabelledPool.load(path)
+    name = kept.report.get("component") if component is None else component
+    expected = {**paid, "component": name}
+    other = [key for key, value in expected.items() if kept.report.get(key) != value]
+    plain = json.loads(json.dumps(dict(public)))  # tuples are lists in files
+    other += sorted(key for key in {*kept.plan, *plain} if kept.plan.get(key) != plain.get(key))
+    if other:
+        advice = (
+            "Labels of a ledger that is gone stay usable for free: PromptPATEExampleSelector.load(path). Or take "
+            "another file for this run."
+        )
+        raise fail("checkpoint", f"labels of this very run in {str(path)!r}", f"others in {other}", advice)
+    known = {key_of(entry.fields) for entry in kept.entries}
+    return name, [*kept.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
+
+
+def labelling_plan(
+    private: PrivateExamples,
+    task: VotingTask,
+    design: RowDesign | None,
+    *,
+    teachers: Teachers,
+    mechanism: str,
+    confident: tuple[float, float, float] | None,
+    noise_multiplier: float | None,
+    abstain_below: float | None,
+    width: int,
+    **terms: Any,
+) -> LabellingPlan:
+    """Plans the labels; `terms` are epsilon, delta, adjacency, max_queries and max_answers."""
+    size = private.public_size_of(None)
+    if design is None and teachers == "fixed":
+        design = RowDesign.choose(num_slots=min(DEFAULT_FIXED_TEACHERS, size), sampling="partition")
+    if design is None:
+        chosen = {name: terms[name] for name in ("epsilon", "delta", "max_queries", "adjacency")}
+        is_searched = teachers == "fresh" and confident is None and noise_multiplier is None
+        is_searched = is_searched and mechanism in MECHANISMS
+        design = (
+            recommended_design(size, labels=len(task.labels), mechanism=mechanism, **chosen)
+            if is_searched
+            else RowDesign.choose(smallest_size=size)
+        )
+    built = labelling_mechanism(mechanism, confident, row_shape=design.rows, adjacency=terms["adjacency"])
+    rejects = rejection(abstain_below, design, public_size=size, mechanism=built)
+    return plan_labelling(
+        size,
+        teachers=teachers,
+        aggregation=ProbabilitySum() if task.votes == "soft" else VoteSum(),
+        mechanism=built,
+        noise_multiplier=noise_multiplier,
+        design=design,
+        width=width + len(rejects["constants"]),
+        partition=private.dataset_id,
+        **rejects,
+        **terms,
+    )

@@ -1,0 +1,165 @@
+"""What labels for public inputs will run, be charged and cost: the frozen plan. Knows public numbers only.
+
+Never sees a record, an input or a model's answer. Plans are made by `labelling_planning`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_dpicl._query_plan import RowsPlan, expected_votes
+from langchain_dpicl.planning import Cost
+from langchain_dpicl.privacy._validate import check_int, check_real
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.tickets import Ticket
+
+Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]
+TEACHERS: tuple[Teachers, ...] = get_args(Teachers)
+"""How private prompts are drawn: anew for every input, once for all of them in secret, or never."""
+
+LABEL_TEMPLATE = "label"
+"""The ticket template of one label."""
+SAMPLE_TEMPLATE = "labels"
+"""The ticket template of all labels from one secret sample."""
+TEST_TEMPLATE = "test"
+"""The ticket template of one test of fixed teachers' agreement."""
+ANSWER_TEMPLATE = "answer"
+"""The ticket template of one label from fixed teachers that have passed the test."""
+
+_STEPS = 1000  # guesses of the agreement are thousandths
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingPlan(RowsPlan):
+    """Everything public about labels for `max_queries` public inputs: what will run, what it is charged and will cost.
+
+    Formal guarantees:
+      - `teachers="fresh"`: `max_queries` tickets of `release.block_event(1)`, a fresh secret sample for each input.
+      - `teachers="one_sample"`: one ticket of `release.block_event(max_queries, max_answers)`: all labels come from one
+        secret sample, composed inside and amplified once.
+      - `teachers="fixed"`: `max_queries` tickets of one release without amplification; with Confident-GNMax instead
+        `max_queries` tickets of a test and `max_answers` of an answer.
+      - All tickets together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+
+    Attributes:
+      release: sampling, aggregation, noise and adjacency of one label.
+      max_queries: inputs that the share pays for.
+      width: candidates of one release, constants included.
+      design: the shape of rows.
+      public_size: declared units.
+      partition: the `dataset_id` of the examples.
+      epsilon: upper bound of all labels together at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+      teachers: "fresh", "one_sample" or "fixed".
+      max_answers: labels that the share pays for, where tests are paid for apart; None: as many as there are inputs.
+      threshold: what the largest noisy vote must reach, else the input is rejected: post-processing of a released
+        histogram, so Gaussian noise only, and free; None: every input gets a candidate.
+    """
+
+    teachers: Teachers = "fresh"
+    max_answers: int | None = None
+    threshold: float | None = None
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share; an unburnt one can be handed back."""
+        mechanism = self.release.mechanism
+        if self.teachers == "one_sample":
+            whole = self.release.block_event(self.max_queries, self.max_answers)
+            return (_ticket(SAMPLE_TEMPLATE, whole, 1),)
+        if self.teachers == "fixed" and isinstance(mechanism, ConfidentGNMaxMechanism):
+            answers = self.max_queries if self.max_answers is None else self.max_answers
+            return (
+                _ticket(TEST_TEMPLATE, mechanism.test_event, self.max_queries),
+                _ticket(ANSWER_TEMPLATE, mechanism.answer_event, answers),
+            )
+        return (_ticket(LABEL_TEMPLATE, self.release.block_event(1), self.max_queries),)
+
+    def cost(
+        self,
+        *,
+        record_tokens: int = 60,
+        query_tokens: int = 60,
+        answer_tokens: int = 1,
+        calls_per_row: int = 1,
+        public_rows: int = 1,
+        student_calls: int = 0,
+        student_shots: int = 1,
+    ) -> Cost:
+        """Returns model calls and tokens over all inputs, from public caps (no discount for caches).
+
+        Args:
+          record_tokens: tokens of one record, or of one labelled input, in a prompt.
+          query_tokens: tokens of an input with its instruction.
+          answer_tokens: tokens of one answer.
+          calls_per_row: model calls of one row: more where rows are calibrated, or score labels one by one.
+          public_rows: rows without records that each input asks besides.
+          student_calls: public calls that compare student prompts on labelled inputs.
+          student_shots: labelled inputs in a student prompt.
+        """
+        check_int("student_calls", student_calls, low=0)
+        check_int("student_shots", student_shots, low=1)
+        teachers = RowsPlan.cost(
+            self,
+            record_tokens=record_tokens,
+            query_tokens=query_tokens,
+            answer_tokens=answer_tokens,
+            calls_per_row=calls_per_row,
+            public_rows=public_rows,
+        )
+        return Cost(
+            teachers.private_calls,
+            teachers.public_calls + student_calls,
+            teachers.tokens_in + student_calls * (student_shots * record_tokens + query_tokens),
+            teachers.tokens_out + student_calls * answer_tokens,
+        )
+
+    def expected_signal(self, agreement: float) -> dict[str, float]:
+        """Returns what `RowsPlan.expected_signal` does; a rejected input counts as an abstention."""
+        return expected_votes(self, agreement, threshold=self.threshold)
+
+    def agreement_needed(self, chance: float = 0.95) -> float | None:
+        """Returns the least agreement of rows at which the right label is released with probability `chance`.
+
+        Formal guarantees:
+          - The result is a multiple of .001; where it is not 0, .001 less does not reach `chance`.
+
+        Args:
+          chance: wanted probability that an input gets the right label.
+
+        Returns:
+          The agreement; None if rows that always agree would not reach `chance`.
+
+        Raises:
+          ConfigurationError: `chance` is no probability, or rows do not vote for labels.
+        """
+        check_real("chance", chance, low=0.0, high=1.0, low_open=True)
+
+        def is_reached(step: int) -> bool:
+            return self.expected_signal(step / _STEPS)["right_label_prob"] >= chance
+
+        if not is_reached(_STEPS):
+            return None
+        return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        out = {
+            **RowsPlan.to_dict(self),
+            "teachers": self.teachers,
+            "max_answers": self.max_answers,
+            "threshold": self.threshold,
+        }
+        mechanism = self.release.mechanism
+        if isinstance(mechanism, ConfidentGNMaxMechanism):
+            linf = self.release.sensitivity.require("linf")
+            out["threshold"] = mechanism.threshold
+            out["test_noise_multiplier"] = mechanism.test_noise_multiplier
+            out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
+        return out
+
+
+def _ticket(template: str, event: Event, count: int) -> Ticket:
+    return Ticket(template=template, event=event, max_count=count, refundable=True)

@@ -1,0 +1,293 @@
+"""Labels what waits, input by input: what stops a run, what it keeps, how it goes on. Never sees a record or a vote.
+
+Knows inputs, tickets left and files; who teaches is `teachers`, how a run is planned `labelling`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from langchain_dpicl._labelling_options import InputWording, key_of
+from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LabellingInterruptedError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+)
+from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.labelling_planning import LabellingPlan
+from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.run_events import RunEvents
+from langchain_dpicl.teachers import Teachers
+
+
+class LabellingRun:
+    """A run over public inputs, with what it needs to stop and to go on. Made by `PromptPATELabeler`."""
+
+    def __init__(
+        self,
+        teachers: Teachers,
+        entries: Sequence[PoolEntry],
+        *,
+        inputs: InputWording,
+        engine: Any,
+        budget: Budget,
+        share: Share,
+        public: Mapping[str, Any],
+        checkpoint: Path | None,
+    ) -> None:
+        self.plan: LabellingPlan = teachers.plan
+        self.task: VotingTask = teachers.task
+        self.rows: LabelRows = teachers.rows
+        self.inputs = inputs
+        self.engine = engine
+        self._teachers = teachers
+        self._entries = list(entries)
+        self._budget = budget
+        self._share = share
+        self._public = dict(public)
+        self._checkpoint = checkpoint
+        self._is_behind = True
+        self._lock = threading.Lock()
+        self._growing = threading.Lock()
+
+    @property
+    def queries_left(self) -> int:
+        """Inputs that can still be labelled, or at least tested."""
+        return self._teachers.left
+
+    @property
+    def pool(self) -> LabelledPool:
+        """Every input with what became of it, and the report of what that cost (public)."""
+        report = {
+            "private": True,
+            "epsilon": self._share.epsilon,
+            "delta": self._share.delta,
+            "adjacency": self._budget.adjacency,
+            "component": self._share.component,
+            "dataset_id": self.plan.partition,
+            "ledger_id": self._budget.ledger_id,
+            "budget": self._budget.report().to_dict(),
+        }
+        shown = {label: texts[0].strip() for label, texts in self.task.texts.items()}
+        return LabelledPool(
+            tuple(self._entries),
+            label_key=self.inputs.label_key,
+            labels=self.task.labels,
+            shown=shown,
+            report=report,
+            plan=self._public,
+        )
+
+    def run(self, *, progress: bool | None = None) -> LabelledPool:
+        """Labels what waits until nothing waits or the share is spent, and returns everything.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          LabellingInterruptedError: the public model call failed; labels released so far are kept, and calling `run`
+            again continues. Other errors and Ctrl-C carry `labeler` as well.
+          PrivacyBudgetError: the share no longer fits the budget.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self.pool
+
+    async def arun(self, *, progress: bool | None = None) -> LabelledPool:
+        """Is `run`, awaitable; the teachers of one input are asked concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return self.pool
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[PoolEntry]:
+        """Yields each input as soon as it is labelled or rejected; errors as in `run`."""
+        with self._bar(progress) as bar:
+            for place in self._waiting():
+                failure = ""
+                with self._events() as events, self._alone():
+                    try:
+                        is_done = drive(self._label(place, events))
+                    except ModelCallError as error:
+                        failure = str(error)
+                self._check_done(failure)
+                if not is_done:
+                    break
+                self._tick(bar)
+                yield self._entries[place]
+        self._settle()
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[PoolEntry]:
+        """Is `stream`, awaitable."""
+        with self._bar(progress) as bar:
+            for place in self._waiting():
+                failure = ""
+                async with self._events() as events:
+                    with self._alone():
+                        try:
+                            is_done = await adrive(self._label(place, events))
+                        except ModelCallError as error:
+                            failure = str(error)
+                self._check_done(failure)
+                if not is_done:
+                    break
+                self._tick(bar)
+                yield self._entries[place]
+        self._settle()
+
+    def label(self, given: Any) -> PoolEntry:
+        """Labels one more public input, at the cost of one query; free where it has its answer already.
+
+        Raises:
+          PrivacyBudgetExceededError: the share is spent.
+          ModelCallError: the public model call failed; nothing was charged.
+          ConfigurationError: the input lacks a field.
+        """
+        place = self._place(given)
+        if self._entries[place].status == "waiting":
+            with self._events() as events, self._alone():
+                if not drive(self._label(place, events)):
+                    raise self._spent()
+            self._settle()
+        return self._entries[place]
+
+    async def alabel(self, given: Any) -> PoolEntry:
+        """Is `label`, awaitable."""
+        place = self._place(given)
+        if self._entries[place].status == "waiting":
+            async with self._events() as events:
+                with self._alone():
+                    if not await adrive(self._label(place, events)):
+                        raise self._spent()
+            self._settle()
+        return self._entries[place]
+
+    def _place(self, given: Any) -> int:
+        """Returns where an input stands, after putting it at the end where it is new."""
+        fields = self.inputs.fields_of(given)
+        with self._growing:
+            for place, entry in enumerate(self._entries):
+                if key_of(entry.fields) == key_of(fields):
+                    return place
+            self._entries.append(PoolEntry(fields=fields, label=None, status="waiting"))
+            return len(self._entries) - 1
+
+    def _label(self, place: int, events: RunEvents) -> Walk[bool]:
+        """Labels one input (a walk); False: nothing is left to pay with."""
+        if self._entries[place].status != "waiting":
+            return True  # answered by another call meanwhile
+        if not self._teachers.left:
+            return False
+        query = self.inputs.query_of(self._entries[place].fields)
+        yield self.rows.ask_public(self.task.wording.renderer(self.task.queries(query))(()))
+
+        def keep(released: Release) -> None:
+            self._entries[place] = self._answered(self._entries[place], released)
+            self._is_behind = True
+            self._save()
+
+        self._save()  # the component's name is safe before anything is paid for, and a full disk is found now
+        try:
+            yield from self._teachers.ask(query, events, keep)
+        except PrivacyBudgetExceededError:
+            if self._teachers.left:
+                raise
+            return False  # another run of the same share took the last ticket meanwhile
+        return True
+
+    def _save(self) -> None:
+        """Writes the checkpoint where it is behind."""
+        with self._growing:  # an older pool never takes the place of a newer one
+            if self._checkpoint is not None and self._is_behind:
+                self.pool.save(self._checkpoint)
+                self._is_behind = False
+
+    def _settle(self) -> None:
+        """Commits what was released, once it is safe: a disk may have been full as it came."""
+        with self._carried():
+            if any(entry.status != "waiting" for entry in self._entries):
+                self._save()
+            with self._growing:
+                self._teachers.settle()
+
+    def _answered(self, entry: PoolEntry, released: Release) -> PoolEntry:
+        """Returns the entry with what a release says of it (post-processing)."""
+        labels = self.task.labels
+        place, votes = released.index, None
+        if released.values is not None:
+            values = [float(value) for value in released.values]
+            place = max(range(len(values)), key=values.__getitem__)
+            names = (*labels, *([self._public["other_label"]] if len(values) > len(labels) else []))
+            votes = dict(zip(names, values, strict=True))
+            if self.plan.threshold is not None and values[place] < self.plan.threshold:
+                place = None
+        if place is None or place >= len(labels):
+            return PoolEntry(fields=entry.fields, label=None, status="rejected", votes=votes)
+        return PoolEntry(fields=entry.fields, label=labels[place], status="labelled", votes=votes)
+
+    def _waiting(self) -> Iterator[int]:
+        return (place for place, entry in enumerate(list(self._entries)) if entry.status == "waiting")
+
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other runs off."""
+        if not self._lock.acquire(blocking=False):
+            raise ConfigurationError("run: expected no other run of this labeler, found one. Wait for its end.")
+        try:
+            with self._carried():
+                yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _carried(self) -> Iterator[None]:
+        """Whatever ends the block, the error carries this labeler."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(AttributeError, TypeError):
+                error.labeler = self  # type: ignore[attr-defined]
+            raise
+
+    def _check_done(self, failure: str) -> None:
+        """Reports an interruption from a frame without a cause."""
+        if failure:
+            done = sum(entry.status != "waiting" for entry in self._entries)
+            msg = (
+                f"Labelling stopped: {failure.rstrip('.')}. {done} of {len(self._entries)} inputs are done and kept; "
+                "tickets that burnt stay charged. Call run() on error.labeler to continue."
+            )
+            raise LabellingInterruptedError(msg, labeler=self)
+
+    def _spent(self) -> PrivacyBudgetExceededError:
+        msg = (
+            f"label: requested 1 query of {self._share.component!r}, remaining 0. Its {self.plan.max_queries} queries "
+            "are spent; build another component for more."
+        )
+        return PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+
+    def _bar(self, progress: bool | None) -> Any:
+        hidden = None if progress is None else not progress
+        total = min(self.queries_left, sum(entry.status == "waiting" for entry in self._entries))
+        return tqdm(total=total, unit="input", desc="private labels", disable=hidden, leave=False)
+
+    @staticmethod
+    def _tick(bar: Any) -> None:
+        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+            bar.update()
+
+    def __repr__(self) -> str:
+        return f"PromptPATELabeler(component={self._share.component!r}, queries_left={self.queries_left})"

@@ -1,0 +1,330 @@
+"""What selects from a labelled pool: which examples, how they are shown, how the pool grows. Everything here is public.
+
+Private teachers are an opaque handle that `add_example` charges; how a pool comes about is `example_selectors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from langchain_core.example_selectors import BaseExampleSelector
+
+from langchain_dpicl._selector_options import (
+    DEFAULT_K,
+    StudentOptions,
+    StudentWork,
+    check_selection,
+    made,
+    public_entry,
+    student_of,
+    task_of,
+    text_of,
+)
+from langchain_dpicl._strategies import Strategy, StrategyName
+from langchain_dpicl.backends.walk import adrive, drive
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.labelling import PromptPATELabeler
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.student import StudentChoice
+
+
+class PoolSelector(BaseExampleSelector):
+    """Selects from a labelled pool, which is public, and grows it."""
+
+    def __init__(
+        self,
+        pool: LabelledPool,
+        *,
+        strategy: StrategyName = "validated",
+        escape_braces: bool = False,
+        labeler: PromptPATELabeler | None = None,
+        **strategy_options: Any,
+    ) -> None:
+        """Selects from a labelled pool, for instance a loaded one; free.
+
+        Args:
+          pool: public inputs with released (or given) labels.
+          strategy: "validated" (the demonstrations of the student's prompt, the paper's way; where none was chosen,
+            the first `k` examples), "similarity" (the nearest to the query), "mmr" (near it and unlike each other) or
+            "length" (as many as fit).
+          escape_braces: whether braces in examples come doubled, as stock STRING templates need it.
+          labeler: who labels further inputs for `add_example`.
+          strategy_options: `k` examples to select (4), and what `_strategies.make_strategy` takes: `fetch_k`, and
+            `embeddings` or `vectorstore`, any of LangChain's, for "similarity" and "mmr"; `example_prompt`,
+            `max_length` and `get_text_length` for "length".
+
+        Raises:
+          ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+        """
+        if not isinstance(pool, LabelledPool):
+            raise fail("pool", "a LabelledPool", type(pool).__name__, "Load one with LabelledPool.load(path).")
+        shown = check_selection(strategy, escape_braces, strategy_options)
+        self.escape_braces = shown.pop("escape_braces")
+        self._options = shown
+        self._labels = pool
+        self._student = student_of(pool)
+        self._labeler = labeler
+        self._lock = threading.Lock()
+        self._strategy = self._made()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """Reads what `save` (or a labeler's checkpoint) wrote: labels, report and choice of the prompt; free.
+
+        Args:
+          path: the file.
+          options: those of the class.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes, or an option is out of range.
+          OSError: the file is missing or unreadable.
+        """
+        return cls(LabelledPool.load(path), **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes labels, report, plan and choice of the prompt as plain JSON; `load` reads it.
+
+        Args:
+          path: file to create or replace.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        self.pool.save(path)
+
+    @property
+    def pool(self) -> LabelledPool:
+        """Every input with what became of it, with report, plan and choice of the prompt. Public."""
+        return self._labels
+
+    @property
+    def examples(self) -> list[dict[str, str]]:
+        """Every example that can be selected, as it is shown in prompts."""
+        return self._escaped(self._labels.examples)
+
+    @property
+    def rejected(self) -> list[dict[str, str]]:
+        """The inputs that were asked about and got no label; they were charged."""
+        return [dict(entry.fields) for entry in self._labels.rejected]
+
+    @property
+    def waiting(self) -> list[dict[str, str]]:
+        """The inputs that nothing was left to pay for."""
+        return [dict(entry.fields) for entry in self._labels.waiting]
+
+    @property
+    def student(self) -> StudentChoice | None:
+        """The choice of the student's prompt, with every candidate; None where there was none."""
+        return self._student
+
+    @property
+    def epsilon(self) -> float:
+        """Upper bound on epsilon of all labels, rejections and votes; `math.inf` where no report claims one."""
+        return self._labels.epsilon
+
+    @property
+    def privacy_report(self) -> dict[str, Any]:
+        """Public report of what the labels cost; `verify_report(selector.pool)` recomputes it."""
+        return dict(self._labels.report)
+
+    @property
+    def queries_left(self) -> int:
+        """Further inputs that `add_example` can ask about."""
+        return 0 if self._labeler is None else self._labeler.queries_left
+
+    def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
+        """Returns the demonstrations for a query; free.
+
+        Args:
+          input_variables: the query's variables; several are joined, sorted by name.
+        """
+        return self._escaped(self._strategy.select(input_variables))
+
+    async def aselect_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
+        """Is `select_examples`, awaitable."""
+        return self._escaped(await self._strategy.aselect(input_variables))
+
+    def add_example(self, example: dict[str, str]) -> str | None:
+        """Has the teachers label one more public input, at the cost of one query; free where that was done before.
+
+        The student's prompt stays as it is; `choose_student` looks for a better one.
+
+        Args:
+          example: fields of the input, without a label.
+
+        Returns:
+          The label; None if the input was rejected.
+
+        Raises:
+          PrivacyBudgetExceededError: the share is spent.
+          ModelCallError: the public model call failed; nothing was charged.
+          ConfigurationError: a field is missing, the example has its label already (`add_public_example` is free), or
+            the selector was loaded and has nobody to ask.
+        """
+        if (given := self._given(example)) is not None:
+            return given.label
+        entry = self._teachers().label(example)
+        if (news := self._adopt(entry)) is not None:
+            self._strategy.add(*news)
+        return entry.label
+
+    async def aadd_example(self, example: dict[str, str]) -> str | None:
+        """Is `add_example`, awaitable."""
+        if (given := self._given(example)) is not None:
+            return given.label
+        entry = await self._teachers().alabel(example)
+        if (news := self._adopt(entry)) is not None:
+            await self._strategy.aadd(*news)
+        return entry.label
+
+    def add_public_example(self, example: Mapping[str, str]) -> None:
+        """Adds an example whose label is public already; free.
+
+        Args:
+          example: its fields, and its label (or the label's text) under the label's key. Must not come from the
+            private records.
+
+        Raises:
+          ConfigurationError: no such label, other fields than the pool's, or an input that is in the pool already.
+        """
+        if (news := self._adopt(public_entry(self._labels, example))) is not None:
+            self._strategy.add(*news)
+
+    async def aadd_public_example(self, example: Mapping[str, str]) -> None:
+        """Is `add_public_example`, awaitable."""
+        if (news := self._adopt(public_entry(self._labels, example))) is not None:
+            await self._strategy.aadd(*news)
+
+    def choose_student(
+        self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
+    ) -> StudentChoice:
+        """Searches the best prompt among the examples as they are now, and keeps it; free but for public calls.
+
+        Args:
+          llm: the student's model; by default the teachers'.
+          calibrate: see `calibrate_student` of `from_private_examples`.
+          progress: see `from_private_examples`.
+          numbers: `num_shots`, `num_candidates`, `num_validation` and `seed`; see `from_private_examples`.
+
+        Raises:
+          ConfigurationError: fewer than two examples have a label, or there is no model.
+          ModelCallError: a call of the model failed.
+        """
+        wanted = StudentOptions(calibrate=calibrate, **numbers)
+        work = StudentWork.of(self._model(llm), *task_of(self._labels), wanted)
+        return self._keep(drive(work.choose(self._labels, wanted, progress=progress)))
+
+    async def achoose_student(
+        self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
+    ) -> StudentChoice:
+        """Is `choose_student`, awaitable."""
+        wanted = StudentOptions(calibrate=calibrate, **numbers)
+        work = await asyncio.to_thread(StudentWork.of, self._model(llm), *task_of(self._labels), wanted)
+        return self._keep(await adrive(work.choose(self._labels, wanted, progress=progress)))
+
+    def with_strategy(self, strategy: StrategyName | None = None, **options: Any) -> Self:
+        """Returns a selector over the same pool that selects, or shows, otherwise; free.
+
+        For instance `with_strategy(escape_braces=True)`: the same examples, for stock string templates.
+
+        Args:
+          strategy: see the class; None: this one's, with its options.
+          options: those of the class; `escape_braces` stays unless given.
+
+        Raises:
+          ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+        """
+        given = {"escape_braces": self.escape_braces, "labeler": self._labeler, **options}
+        same = {**self._options} if strategy is None else {"strategy": strategy}
+        return type(self)(self._labels, **{**same, **given})
+
+    def is_searched(self) -> bool:
+        """Returns whether a prompt is to be searched for; warns where there is too little to search in."""
+        if self._options["strategy"] != "validated":
+            return False
+        found = len(self._labels.examples)
+        if found < 2:
+            told = (
+                f"{found} of {len(self._labels.entries)} inputs got a label, {len(self._labels.rejected)} were rejected"
+            )
+            advice = "Lower abstain_below, give more epsilon, or add labelled examples with add_public_example."
+            warnings.warn(f"PromptPATE: no student's prompt was chosen: {told}. {advice}", stacklevel=4)
+        return found >= 2
+
+    def _keep(self, choice: StudentChoice) -> StudentChoice:
+        with self._lock:
+            self._student = choice
+            self._labels = replace(self._labels, student=choice.to_dict())
+            if self._options["strategy"] == "validated":
+                self._strategy = self._made()
+        return choice
+
+    def _made(self) -> Strategy:
+        """Returns the strategy over the examples as they are now."""
+        shown = [place for place, entry in enumerate(self._labels.entries) if entry.label is not None]
+        if self._student is None:
+            chosen: Sequence[int] = range(min(self._options.get("k", DEFAULT_K), len(shown)))
+        else:
+            chosen = [shown.index(place) for place in self._student.demonstrations]
+        texts = [text_of(self._labels.entries[place]) for place in shown]
+        return made(self._options, self._labels.examples, texts, chosen)
+
+    def _model(self, llm: Any) -> Any:
+        if llm is None and self._labeler is None:
+            raise ConfigurationError("llm: expected the student's model (a loaded selector holds none), found None.")
+        return self._labeler.engine if llm is None and self._labeler is not None else llm
+
+    def _teachers(self) -> PromptPATELabeler:
+        if self._labeler is None:
+            raise ConfigurationError(
+                "add_example: expected a selector with private teachers, found one that was loaded or copied from "
+                "another process. add_public_example adds labelled examples for free; to label further inputs, build "
+                "a PromptPATELabeler on the ledger and component that paid."
+            )
+        return self._labeler
+
+    def _given(self, example: Any) -> PoolEntry | None:
+        """Returns the entry of an input whose label was given: nobody pays for it again."""
+        fields = self._teachers().inputs.fields_of(example)
+        return next((entry for entry in self._labels.public if entry.fields == fields), None)
+
+    def _adopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
+        """Puts an entry into the pool; returns what the strategy has to learn of it."""
+        with self._lock:
+            places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
+            is_news = not places or self._labels.entries[places[0]].status == "waiting"
+            if is_news:
+                self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
+            if self._labeler is not None:
+                self._labels = replace(self._labels, report=self._labeler.pool.report)
+        return (self._labels.example_of(entry), text_of(entry)) if is_news and entry.label is not None else None
+
+    def _escaped(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:
+        if not self.escape_braces:
+            return examples
+        doubled = str.maketrans({"{": "{{", "}": "}}"})
+        return [{name: value.translate(doubled) for name, value in example.items()} for example in examples]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: everything public, and nobody to ask."""
+        return {**self.__dict__, "_labeler": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def __copy__(self) -> Self:
+        return self.with_strategy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.__copy__()
+
+    def __repr__(self) -> str:
+        strategy, count = self._options["strategy"], len(self._labels.examples)
+        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={self.queries_left})"

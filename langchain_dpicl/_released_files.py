@@ -1,0 +1,119 @@
+"""How released values are kept in files of plain JSON. Knows no demonstration, no label and no report.
+
+Reading never builds an object other than strings, numbers, lists and dicts, so a file from a stranger can be wrong
+but cannot act.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """The form of one kind of file.
+
+    Attributes:
+      what: its name in messages.
+      format: the value of its key `format`.
+      version: the only version that is read.
+      keys: what it holds beside `format` and `version`; no more, no less.
+    """
+
+    what: str
+    format: str
+    version: int
+    keys: frozenset[str]
+
+    def text(self, state: Mapping[str, Any]) -> str:
+        """Returns the JSON text of `state`, which has exactly `keys`; NaN and infinities raise ValueError."""
+        whole = {"format": self.format, "version": self.version, **state}
+        return json.dumps(whole, allow_nan=False, indent=2) + "\n"
+
+    def read(self, text: str) -> dict[str, Any]:
+        """Returns the object that `text` wrote, its keys checked and its values not.
+
+        Raises:
+          ConfigurationError: not JSON, another format or version, or missing, unknown or repeated keys.
+        """
+        state = self._parse(text)
+        if not isinstance(state, dict) or state.get("format") != self.format:
+            raise ConfigurationError(f"{self.what}: expected a JSON object whose 'format' is {self.format!r}.")
+        version = state.get("version")
+        if version != self.version or isinstance(version, bool):
+            raise ConfigurationError(
+                f"{self.what}: expected version {self.version}. Upgrade the package, or release again."
+            )
+        if frozenset(state) != (keys := self.keys | {"format", "version"}):
+            raise ConfigurationError(f"{self.what}: expected exactly the keys {sorted(keys)}.")
+        return state
+
+    def _parse(self, text: str) -> object:
+        """Returns the JSON value, refusing repeated keys, NaN, infinities and nesting that exhausts the stack."""
+        try:
+            value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigurationError(f"{self.what}: expected JSON text ({type(error).__name__}).") from None
+        return value
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes ASCII text to `path`; a reader sees the old file or the whole new one, never a part.
+
+    Raises:
+      OSError: the folder is missing or cannot be written; `path` is then untouched.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("x", encoding="ascii", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def text_in(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a file; of bytes that are no text the empty one, which no reader takes.
+
+    Raises:
+      OSError: the file is missing or unreadable.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return ""  # refused by the reader, without the bytes in the exception chain
+
+
+def plain(name: str, value: object) -> dict[str, Any]:
+    """Returns a deep copy of a JSON object (tuples become lists), refusing NaN, infinities and foreign types."""
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name}: expected a JSON object, found {type(value).__name__}.")
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{name}: expected JSON values with finite numbers ({type(error).__name__})."
+        ) from None
+    return copy
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("repeated key")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)

@@ -1,0 +1,241 @@
+"""The student of a selector: its options, its task and the search for its best prompt. Everything in here is public."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from tqdm.auto import tqdm
+
+from langchain_dpicl._label_scorers import distinct_texts
+from langchain_dpicl._labelling_options import InputWording
+from langchain_dpicl._strategies import Strategy, make_strategy
+from langchain_dpicl._voting_options import Votes, VotingTask, reader_of, texts_of
+from langchain_dpicl.asking import TaskWording
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.exceptions import ConfigurationError, LabellingInterruptedError
+from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.labelling import PromptPATELabeler
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.student import StudentChoice, choose_student
+
+
+@dataclass(frozen=True, slots=True)
+class StudentOptions:
+    """How a student's prompt is searched for. Public.
+
+    Attributes:
+      num_shots: demonstrations of a prompt.
+      num_candidates: prompts that are tried.
+      num_validation: labelled inputs that are held back to try them on.
+      seed: public; another one tries other prompts.
+      calibrate: whether the student is calibrated contextually; None: as `DPVotingRunnable` decides.
+
+    Raises:
+      ConfigurationError: a number is out of range.
+    """
+
+    num_shots: int = 4
+    num_candidates: int = 20
+    num_validation: int = 50
+    seed: int = 0
+    calibrate: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_shots", "num_candidates", "num_validation"):
+            check_int(name, getattr(self, name), low=1)
+        check_int("seed", self.seed, low=0)
+        if self.calibrate is not None and not isinstance(self.calibrate, bool):
+            raise fail("calibrate_student", "True, False or None", self.calibrate)
+
+    def as_options(self) -> dict[str, Any]:
+        """Returns the options by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StudentWork:
+    """A student model and what it is asked.
+
+    Attributes:
+      task: what is asked, and how it reads.
+      scorer: reads labels off the student model.
+      inputs: how public inputs read.
+    """
+
+    task: VotingTask
+    scorer: LabelRows
+    inputs: InputWording
+
+    @classmethod
+    def of(cls, llm: Any, task: VotingTask, inputs: InputWording, options: StudentOptions) -> StudentWork:
+        """Probes the student model.
+
+        Raises:
+          CapabilityError: it cannot choose among labels.
+          ModelCallError: it could not be reached.
+        """
+        own, scorer, _ = reader_of(llm, task, is_wanted=options.calibrate, shots=options.num_shots)
+        return cls(own, scorer, inputs)
+
+    def choose(self, pool: LabelledPool, options: StudentOptions, *, progress: bool | None) -> Walk[StudentChoice]:
+        """Searches the best prompt (a walk); see `choose_student`."""
+        hidden = None if progress is None else not progress
+        with tqdm(
+            total=options.num_candidates, unit="prompt", desc="student prompts", disable=hidden, leave=False
+        ) as bar:
+
+            def tick() -> None:
+                with suppress(OSError, ValueError):  # a terminal that went away stops nothing
+                    bar.update()
+
+            return (
+                yield from choose_student(
+                    pool.entries,
+                    task=self.task,
+                    scorer=self.scorer,
+                    shots=options.num_shots,
+                    num_candidates=options.num_candidates,
+                    num_validation=options.num_validation,
+                    seed=options.seed,
+                    records_of=lambda entry: {**entry.fields, pool.label_key: entry.label or ""},
+                    query_of=lambda entry: self.inputs.query_of(entry.fields),
+                    tick=tick,
+                )
+            )
+
+
+def task_of(pool: LabelledPool) -> tuple[VotingTask, InputWording]:
+    """Returns what a pool's own plan says of prompts, so that a student can be chosen long after the labels were.
+
+    Raises:
+      ConfigurationError: the plan does not say it.
+    """
+    plan: Mapping[str, Any] = pool.plan
+    names = ("example_prompt", "prefix", "suffix", "example_separator", "verbalizers", "votes", "text_key")
+    if missing := sorted(name for name in names if name not in plan):
+        advice = "Take a pool that a PromptPATELabeler made."
+        raise fail("pool.plan", "the wording that its labels were asked with", f"{missing} missing", advice)
+    texts = texts_of(pool.labels, plan["verbalizers"])
+    check_choice("votes", plan["votes"], get_args(Votes))
+    if not isinstance(plan["text_key"], str):
+        raise fail("pool.plan", "text under 'text_key'", type(plan["text_key"]).__name__)
+    fields = {plan["text_key"], pool.label_key, *(name for entry in pool.entries for name in entry.fields)}
+    wording = TaskWording(
+        example_prompt=plan["example_prompt"],
+        suffix=plan["suffix"],
+        prefix=plan["prefix"],
+        separator=plan["example_separator"],
+        fields=tuple(sorted(fields)),
+        shown={pool.label_key: dict(pool.shown)},
+    )
+    variables = wording.input_variables
+    is_possible = plan["votes"] != "text" and (len(variables) == 1 or "input" in variables)
+    content_free: tuple[str, ...] = ()
+    if is_possible:
+        content_free = distinct_texts("content_free", plan.get("content_free_inputs", ()), least=0, empty=True)
+    task = VotingTask(pool.labels, texts, wording, plan["votes"], content_free)
+    return task, InputWording(wording, plan["text_key"], pool.label_key)
+
+
+DEFAULT_K = 4
+_SELECTION = ("k", "fetch_k", "embeddings", "vectorstore", "example_prompt", "max_length", "get_text_length")
+
+
+def check_selection(strategy: Any, escape_braces: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the options of a selector, checked as far as they can be before there is a pool.
+
+    Raises:
+      ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+    """
+    given = dict(options or {})
+    if unknown := sorted(set(given) - set(_SELECTION)):
+        raise fail("strategy_options", f"some of {list(_SELECTION)}", unknown)
+    if not isinstance(escape_braces, bool):
+        raise fail("escape_braces", "True or False", escape_braces)
+    check_int("k", given.get("k", DEFAULT_K), low=1)
+    shown = {"strategy": strategy, **given}
+    made(shown, [], [], ())
+    return {**shown, "escape_braces": escape_braces}
+
+
+def made(
+    options: Mapping[str, Any], examples: Sequence[dict[str, str]], texts: Sequence[str], chosen: Sequence[int]
+) -> Strategy:
+    """Returns the strategy that the options of a selector ask for."""
+    given = {name: value for name, value in options.items() if name != "strategy"}
+    return make_strategy(options["strategy"], pool_examples=examples, input_texts=texts, chosen=chosen, **given)
+
+
+def probed(llm: Any, strategy: str, votes: str | None) -> Any:
+    """Returns the student's engine, probed before anything is spent; None: the teachers' will do."""
+    if llm is None or strategy != "validated":
+        return None
+    return as_choice_backend(llm, votes="text" if votes == "text" else None)
+
+
+def student_of(pool: LabelledPool) -> StudentChoice | None:
+    """Returns the choice that a pool carries, if it carries one.
+
+    Raises:
+      ConfigurationError: it is malformed, or names entries that have no label or do not exist.
+    """
+    if pool.student is None:
+        return None
+    choice = StudentChoice.from_dict(pool.student)
+    places = {*choice.held_back, *(place for candidate in choice.candidates for place in candidate.places)}
+    if not all(place < len(pool.entries) and pool.entries[place].label is not None for place in places):
+        raise ConfigurationError("student: expected places of labelled entries of this pool, found others.")
+    return choice
+
+
+def text_of(entry: PoolEntry) -> str:
+    """Returns what an input says, for comparisons with queries."""
+    return " ".join(entry.fields[name] for name in sorted(entry.fields))
+
+
+def public_entry(pool: LabelledPool, example: Mapping[str, str]) -> PoolEntry:
+    """Returns an example with its public label as an entry of the pool.
+
+    Raises:
+      ConfigurationError: no such label, other fields than the pool's, or an input that is in the pool already.
+    """
+    key = pool.label_key
+    if not isinstance(example, Mapping) or key not in example:
+        raise fail("example", f"a dict with fields and {key!r}", type(example).__name__)
+    fields = {name: value for name, value in example.items() if name != key}
+    wanted = sorted(pool.entries[0].fields) if pool.entries else sorted(map(str, fields))
+    if sorted(map(str, fields)) != wanted:
+        raise fail("example", f"the fields {[*wanted, key]}", sorted(map(str, example)))
+    by_text = {text: label for label, text in pool.shown.items()}
+    label = example[key] if example[key] in pool.labels else by_text.get(example[key])
+    if label is None:
+        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", example[key])
+    if any(entry.fields == fields and entry.status != "waiting" for entry in pool.entries):
+        raise fail("example", "an input that is not in the pool", "one that is", "Its label was released or given.")
+    return PoolEntry(fields=fields, label=label, status="public")
+
+
+@contextmanager
+def carrying(labeler: PromptPATELabeler) -> Iterator[None]:
+    """Whatever ends the search, the error carries the labeler, so that no released label is lost with it."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(AttributeError, TypeError):
+            error.labeler = labeler  # type: ignore[attr-defined]
+        raise
+
+
+def check_searched(failure: str, labeler: PromptPATELabeler) -> None:
+    """Reports a search that a failed call ended, from a frame without a cause."""
+    if failure:
+        msg = (
+            f"The student's prompt was not chosen: {failure.rstrip('.')}. All labels are released and kept: call "
+            "PromptPATEExampleSelector.from_labeler(error.labeler, ...), which is free."
+        )
+        raise LabellingInterruptedError(msg, labeler=labeler)

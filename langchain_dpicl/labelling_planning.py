@@ -1,0 +1,235 @@
+"""Plans of labels for public inputs: calibrates or prices their noise, for each way of drawing teachers.
+
+Knows public numbers only. Never sees a record, an input or a model's answer. What to choose is in
+`labelling_proposals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_dpicl._labelling_plan import (
+    ANSWER_TEMPLATE,
+    LABEL_TEMPLATE,
+    SAMPLE_TEMPLATE,
+    TEACHERS,
+    TEST_TEMPLATE,
+    LabellingPlan,
+    Teachers,
+)
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.aggregation import Aggregation, VoteSum
+from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.bounded import LARGEST
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.mechanisms import mechanism_by_name
+from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
+from langchain_dpicl.query_planning import checked_design, expected_rows, priced, with_noise_for
+
+__all__ = [
+    "ANSWER_TEMPLATE",
+    "DEFAULT_FIXED_TEACHERS",
+    "LABEL_TEMPLATE",
+    "SAMPLE_TEMPLATE",
+    "TEACHERS",
+    "TEST_TEMPLATE",
+    "LabellingPlan",
+    "Teachers",
+    "max_answers_for",
+    "plan_labelling",
+    "rejection",
+]
+
+DEFAULT_FIXED_TEACHERS = 200
+"""Fixed teachers without a given shape: one-shot prompts, as many as in the paper."""
+
+
+def plan_labelling(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    max_queries: int,
+    width: int,
+    teachers: Teachers = "fresh",
+    adjacency: Adjacency = "add_remove",
+    aggregation: Aggregation | None = None,
+    mechanism: Mechanism | str = "gumbel",
+    noise_multiplier: float | None = None,
+    max_answers: int | None = None,
+    design: RowDesign | None = None,
+    constants: Sequence[float] = (),
+    threshold: float | None = None,
+    partition: str = "private-examples",
+    is_rough: bool = False,
+) -> LabellingPlan:
+    """Calibrates the noise of labels for `max_queries` inputs to `epsilon`, or prices a given noise.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`. Confident-GNMax
+        has its noise already: its plan costs what it costs, whatever is given here.
+      delta: the share's delta.
+      max_queries: inputs that the share pays for.
+      width: candidates of one release, `constants` included.
+      teachers: "fresh" draws a new secret sample for every input, "one_sample" one for all of them, "fixed" deals the
+        units into slots once and keeps them (`adjacency="replace_one"` only).
+      adjacency: neighbouring relation.
+      aggregation: how rows add up; `VoteSum()` by default.
+      mechanism: a mechanism, whose noise is replaced, or the name of one; or a `ConfidentGNMaxMechanism`, as it is.
+      noise_multiplier: given noise; None calibrates.
+      max_answers: with Confident-GNMax and teachers that stay, the labels that the share pays for; None: one per input.
+      design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`, and for fixed teachers a
+        partition into 200 slots of one shot, or one per unit if there are fewer.
+      constants: public scores of further candidates, such as one to abstain.
+      threshold: what the largest noisy vote must reach; Gaussian noise only.
+      partition: the data set's public id.
+      is_rough: whether many plans are compared: calibrates several times faster, with a few percent more noise.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    check_adjacency(adjacency)
+    check_delta(delta)
+    check_int("public_size", public_size, low=1)
+    check_int("max_queries", max_queries, low=1)
+    check_int("width", width, low=len(constants) + 1)
+    check_name("partition", partition)
+    check_choice("teachers", teachers, TEACHERS)
+    shape = _design(design, teachers=teachers, adjacency=adjacency, public_size=public_size)
+    noise = mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism
+    draft = LabellingPlan(
+        release=ReleasePlan(
+            sampler=shape.sampler(public_size),
+            aggregation=VoteSum() if aggregation is None else aggregation,
+            mechanism=noise,
+            adjacency=adjacency,
+            redraw_every=max_queries if teachers == "one_sample" else 1,
+            constants=tuple(constants),
+        ),
+        max_queries=max_queries,
+        width=width,
+        design=shape,
+        public_size=public_size,
+        partition=partition,
+        epsilon=0.0,
+        delta=delta,
+        teachers=teachers,
+        max_answers=_answers(max_answers, noise, teachers=teachers, max_queries=max_queries),
+        threshold=_threshold(threshold, noise),
+    )
+    if isinstance(noise, ConfidentGNMaxMechanism):
+        if noise_multiplier is not None:
+            raise fail("noise_multiplier", "None: confident_gnmax has its noise already", noise_multiplier)
+        return priced(draft)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
+
+
+def max_answers_for(
+    public_size: int, *, epsilon: float, mechanism: ConfidentGNMaxMechanism, max_queries: int, **terms: Any
+) -> int:
+    """Returns the largest number of answers that, with a test for every input, fits into `epsilon`.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: the share.
+      mechanism: the test's threshold and both noises.
+      max_queries: inputs, each of which is tested.
+      terms: the other arguments of `plan_labelling`; `teachers` must be "one_sample" or "fixed".
+
+    Returns:
+      The number; 0 if one answer, with all the tests, costs more.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    check_epsilon(epsilon)
+
+    def fits(answers: int) -> bool:
+        given = {**terms, "mechanism": mechanism, "max_queries": max_queries, "max_answers": answers}
+        return plan_labelling(public_size, epsilon=None, **given).epsilon <= epsilon
+
+    low, high = 0, check_int("max_queries", max_queries, low=1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def rejection(
+    abstain_below: float | None, design: RowDesign, *, public_size: int, mechanism: Mechanism | str
+) -> dict[str, Any]:
+    """Returns the arguments of `plan_labelling` that reject inputs with too few votes: `constants` and `threshold`.
+
+    A released histogram is compared with the threshold; the choice of an index has one more candidate, to abstain.
+
+    Args:
+      abstain_below: share of the expected rows; None: nothing is rejected.
+      design: the shape of rows.
+      public_size: declared number of units.
+      mechanism: a mechanism or the name of one.
+
+    Raises:
+      ConfigurationError: `abstain_below` is no share, or the mechanism has a threshold of its own.
+    """
+    if abstain_below is None:
+        return {"constants": (), "threshold": None}
+    check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
+    kind = mechanism_by_name(mechanism) if isinstance(mechanism, str) else type(mechanism)
+    if kind is ConfidentGNMaxMechanism:
+        raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
+    votes = abstain_below * expected_rows(design, public_size)
+    if kind.releases == "vector":
+        return {"constants": (), "threshold": votes}
+    return {"constants": (votes,), "threshold": None}
+
+
+def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacency, public_size: int) -> RowDesign:
+    """Returns the shape of rows, checked against the way teachers are drawn."""
+    if teachers != "fixed":
+        shape = checked_design(design or RowDesign.choose(smallest_size=public_size), adjacency)
+        if shape.sampling == "partition":
+            expected = f"'poisson' or 'fixed' with teachers={teachers!r}"
+            raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
+        return shape
+    if adjacency != "replace_one":
+        advice = "One unit more or fewer moves others between fixed teachers. Take teachers='fresh', which also costs "
+        advice += "far less, or a budget with adjacency='replace_one'."
+        raise fail("adjacency", "'replace_one' with teachers='fixed'", adjacency, advice)
+    slots = min(DEFAULT_FIXED_TEACHERS, public_size)
+    given = design or RowDesign.choose(num_slots=slots, sampling="partition")
+    shape = checked_design(given, adjacency)
+    if shape.sampling != "partition":
+        raise fail("sampling", "'partition' with teachers='fixed'", shape.sampling)
+    return shape
+
+
+def _answers(max_answers: int | None, mechanism: Mechanism, *, teachers: Teachers, max_queries: int) -> int | None:
+    """Returns how many answers are paid for apart from their tests."""
+    if isinstance(mechanism, ConfidentGNMaxMechanism) and teachers != "fresh":
+        answers = max_queries if max_answers is None else max_answers
+        return check_int("max_answers", answers, low=1, high=max_queries)
+    if max_answers is not None:
+        expected = "None (only confident_gnmax with teachers that stay pays for answers apart from tests)"
+        raise fail("max_answers", expected, max_answers)
+    return None
+
+
+def _threshold(threshold: float | None, mechanism: Mechanism) -> float | None:
+    """Returns a threshold that a released vector can be compared with."""
+    if threshold is None:
+        return None
+    if mechanism.releases != "vector":
+        raise fail("threshold", f"None: {mechanism.name} releases no noisy vector", threshold)
+    return check_real("threshold", threshold, low=-LARGEST, high=LARGEST)

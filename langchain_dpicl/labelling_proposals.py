@@ -1,0 +1,307 @@
+"""Compares plans of labels for public inputs before anything is spent, and says which to take.
+
+Works on public numbers and one stated guess: how far rows agree on the right label, given the records they see.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from langchain_dpicl.labelling_planning import TEACHERS, LabellingPlan, Teachers, plan_labelling, rejection
+from langchain_dpicl.planning import RowDesign
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
+from langchain_dpicl.privacy.aggregation import VoteSum
+from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.query_planning import query_signal
+
+# Rows and shots per row.
+_REDRAWN = ((40, 1), (100, 1), (200, 1), (25, 4), (50, 4))
+# Fixed teachers are not amplified: only their number beats the noise.
+_FIXED = (100, 200, 400)
+# What each way of drawing teachers is compared under: the relation that it is meant for.
+_HONEST: dict[Teachers, Adjacency] = {"fixed": "replace_one", "one_sample": "add_remove", "fresh": "add_remove"}
+
+
+class TeacherPrice(NamedTuple):
+    """What one way of drawing teachers costs.
+
+    Attributes:
+      teachers: "fixed", "one_sample" or "fresh".
+      adjacency: the neighbouring relation of the price.
+      sampling_rate: chance of a unit to be in a sample; 1 for fixed teachers.
+      noise_multiplier: standard deviation of the noise over the sensitivity of a vote.
+      epsilon: upper bound of all labels together.
+      delta: at which delta.
+    """
+
+    teachers: Teachers
+    adjacency: Adjacency
+    sampling_rate: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the row as JSON values."""
+        return self._asdict()
+
+
+def compare_teachers(
+    public_size: int, *, num_teachers: int, noise: float, max_queries: int, delta: float, labels: int = 2
+) -> list[TeacherPrice]:
+    """Returns the price of the same noise on the same number of one-shot teachers, for each way of drawing them.
+
+    Fixed teachers under `replace_one`, an exact partition being no secret; the others as unit rows under `add_remove`.
+    Each input releases one noisy histogram, of Gaussian noise, whose threshold and best label are both free.
+
+    Args:
+      public_size: declared number of units.
+      num_teachers: fixed prompts, or expected prompts of a sample.
+      noise: standard deviation in votes.
+      max_queries: inputs that get a label.
+      delta: at which epsilon is stated.
+      labels: length of the histogram; it moves the declared gap of the noise and nothing else.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+
+    >>> [
+    ...     round(row.epsilon, 3)
+    ...     for row in compare_teachers(6920, num_teachers=200, noise=20, max_queries=500, delta=1e-6)
+    ... ]
+    [8.306, 1.385, 0.119]
+    """
+    check_positive("noise", noise)
+    check_int("labels", labels, low=2)
+    check_int("num_teachers", num_teachers, low=1)
+
+    def row(teachers: Teachers, adjacency: Adjacency) -> TeacherPrice:
+        is_fixed = teachers == "fixed"
+        design = RowDesign.choose(num_slots=num_teachers, sampling="partition" if is_fixed else "poisson")
+        votes = VoteSum().sensitivity(row_shape=design.rows, adjacency=adjacency).require("l2")
+        plan = plan_labelling(
+            public_size,
+            epsilon=None,
+            noise_multiplier=noise / votes,
+            delta=delta,
+            max_queries=max_queries,
+            width=labels,
+            teachers=teachers,
+            adjacency=adjacency,
+            mechanism="gaussian",
+            design=design,
+        )
+        rate = plan.release.sampler.sampling_rate
+        return TeacherPrice(teachers, adjacency, rate, plan.noise_multiplier, plan.epsilon, delta)
+
+    return [row(teachers, adjacency) for teachers, adjacency in _HONEST.items()]
+
+
+# -- proposals ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingOption:
+    """One plan of labels at the asked epsilon.
+
+    Attributes:
+      plan: the plan; its noise is up to a few percent above what `plan_labelling` finds.
+      agreement: guessed chance that a row of this shape votes for the right label.
+      right_label_prob: expected chance that an input gets the right label.
+      chance: what that was asked to be.
+      agreement_needed: the agreement of rows at which it is; None: no agreement is enough.
+      private_calls: expected private model calls of all inputs, one per row.
+    """
+
+    plan: LabellingPlan
+    agreement: float
+    right_label_prob: float
+    chance: float
+    agreement_needed: float | None = field(init=False)
+    private_calls: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "agreement_needed", self.plan.agreement_needed(self.chance))
+        object.__setattr__(self, "private_calls", self.plan.cost().private_calls)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the guess is expected to suffice."""
+        return self.right_label_prob >= self.chance
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sorts best first: enough right labels, for more inputs, with fewer calls, and then more right labels.
+
+        Where they are not enough, more right labels come first.
+        """
+        right, calls = -round(self.right_label_prob, 3), float(self.private_calls)
+        place = float(MECHANISMS.index(self.plan.release.mechanism.name))
+        if self.is_enough:
+            return 0.0, -float(self.plan.max_queries), calls, right, place
+        return 1.0, right, -float(self.plan.max_queries), calls, place
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the option's public numbers."""
+        design = self.plan.design
+        return {
+            "teachers": self.plan.teachers,
+            "mechanism": self.plan.release.mechanism.name,
+            "rows": design.rows,
+            "num_slots": design.num_slots,
+            "shots_per_slot": design.shots_per_slot,
+            "sampling": design.sampling,
+            "max_queries": self.plan.max_queries,
+            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "agreement": round(self.agreement, 4),
+            "agreement_needed": self.agreement_needed,
+            "right_label_prob": round(self.right_label_prob, 4),
+            "is_enough": self.is_enough,
+            "private_calls": self.private_calls,
+        }
+
+
+def propose_labelling(
+    public_size: int,
+    *,
+    epsilon: float,
+    delta: float,
+    public_inputs: int,
+    labels: int,
+    adjacency: Adjacency = "add_remove",
+    teachers: Sequence[Teachers] = TEACHERS,
+    mechanisms: Sequence[str] = MECHANISMS,
+    designs: Sequence[RowDesign] | None = None,
+    max_queries: int | None = None,
+    abstain_below: float | None = None,
+    agreement: float = 0.6,
+    chance: float = 0.95,
+) -> list[LabellingOption]:
+    """Returns plans at equal epsilon, best first (see `LabellingOption.rank`), at least one.
+
+    For each way of drawing teachers: shapes of rows with the first mechanism, then the other mechanisms on the best of
+    them. Each labels as many inputs, out of all, a half, a quarter ... of them, as get the right label with probability
+    `chance` at the guessed agreement; or the fewest of these numbers, if not even those do. Shapes of more rows than
+    declared units, and fixed teachers under `add_remove`, are left out.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: the share.
+      delta: its delta.
+      public_inputs: inputs without labels that there are.
+      labels: labels an input can have; no fewer than two inputs each are tried, if there are as many.
+      adjacency: neighbouring relation.
+      teachers: ways of drawing them.
+      mechanisms: names, at least one; shapes are compared with the first.
+      designs: shapes of rows to compare, which fixed teachers take as a partition; by default 40, 100 and 200 rows of
+        one record, 25 and 50 of four, and 100, 200 and 400 fixed teachers.
+      max_queries: how many of the inputs get a label; None: as many as possible, see above.
+      abstain_below: share of the expected rows without which an input is rejected; None: nothing is.
+      agreement: guessed chance that a one-shot row votes for the right label; rows that see more agree more.
+      chance: wanted probability that an input gets the right label.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range, or nothing is left to compare.
+    """
+    check_int("public_size", public_size, low=1)
+    check_int("public_inputs", public_inputs, low=1)
+    check_int("labels", labels, low=2)
+    check_real("agreement", agreement, low=0.0, high=1.0)
+    check_real("chance", chance, low=0.0, high=1.0, low_open=True)
+    if not mechanisms or not teachers:
+        raise fail("mechanisms, teachers", "at least one of each", (tuple(mechanisms), tuple(teachers)))
+    search = _Search(public_size, epsilon, delta, labels, adjacency, abstain_below, agreement, chance)
+    counts = _halves(public_inputs, least=2 * labels)
+    if max_queries is not None:
+        counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
+    first, *others = (check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms))
+    found: list[LabellingOption] = []
+    for way in dict.fromkeys(teachers):
+        check_choice("teachers", way, TEACHERS)
+        if way == "fixed" and adjacency != "replace_one":
+            continue
+        shapes = _shapes(way, public_size) if designs is None else _dealt(way, designs)
+        tried = [search.option(way, first, shape, counts) for shape in shapes]
+        if tried:
+            best = min(tried, key=lambda one: one.rank).plan.design
+            found += [*tried, *(search.option(way, name, best, counts) for name in others)]
+    if not found:
+        advice = "Fixed teachers need adjacency='replace_one'."
+        raise fail("teachers", "one that these terms allow", tuple(teachers), advice)
+    return sorted(found, key=lambda one: one.rank)
+
+
+class _Search(NamedTuple):
+    """The terms that all options share."""
+
+    public_size: int
+    epsilon: float
+    delta: float
+    labels: int
+    adjacency: Adjacency
+    abstain_below: float | None
+    agreement: float
+    chance: float
+
+    def option(self, teachers: Teachers, mechanism: str, design: RowDesign, counts: Sequence[int]) -> LabellingOption:
+        """Returns the option of the most inputs that get the right label, or of the last and fewest."""
+        plans: dict[int, tuple[LabellingPlan, dict[str, float]]] = {}
+
+        def is_enough(place: int) -> bool:
+            plan = self._plan(teachers, mechanism, design, counts[place])
+            plans[place] = plan, query_signal(plan, one_shot=self.agreement)
+            return plans[place][1]["right_label_prob"] >= self.chance
+
+        place = 0
+        if not is_enough(0) and len(counts) > 1:
+            rest = range(1, len(counts) - 1)  # the last is taken if nothing else is enough
+            place = 1 + bisect.bisect_left(rest, True, key=is_enough)
+        if place not in plans:
+            is_enough(place)
+        plan, signal = plans[place]
+        return LabellingOption(plan, signal["agreement"], signal["right_label_prob"], self.chance)
+
+    def _plan(self, teachers: Teachers, mechanism: str, design: RowDesign, max_queries: int) -> LabellingPlan:
+        rejected = rejection(self.abstain_below, design, public_size=self.public_size, mechanism=mechanism)
+        return plan_labelling(
+            self.public_size,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_queries=max_queries,
+            width=self.labels + len(rejected["constants"]),
+            teachers=teachers,
+            adjacency=self.adjacency,
+            mechanism=mechanism,
+            design=design,
+            is_rough=True,
+            **rejected,
+        )
+
+
+def _halves(inputs: int, *, least: int) -> list[int]:
+    """Returns the numbers of inputs that are tried, all of them first."""
+    counts = [inputs]
+    while counts[-1] // 2 >= least:
+        counts.append(counts[-1] // 2)
+    return counts
+
+
+def _dealt(teachers: Teachers, designs: Sequence[RowDesign]) -> Iterator[RowDesign]:
+    """Yields shapes as these teachers are dealt: slots of a partition if they are fixed."""
+    for shape in designs:
+        is_fixed = teachers == "fixed"
+        partition = {"num_slots": shape.num_slots, "shots_per_slot": shape.shots_per_slot, "sampling": "partition"}
+        yield RowDesign.choose(**partition) if is_fixed else shape  # type: ignore[arg-type]
+
+
+def _shapes(teachers: Teachers, public_size: int) -> Iterator[RowDesign]:
+    """Yields shapes of rows that the units can fill, one per unit at least."""
+    if teachers == "fixed":
+        for slots in dict.fromkeys(min(slots, public_size) for slots in _FIXED):
+            yield RowDesign.choose(num_slots=slots, sampling="partition")
+        return
+    for rows, shots in dict.fromkeys((min(rows, public_size), shots) for rows, shots in _REDRAWN):
+        yield RowDesign.choose(num_slots=rows, shots_per_slot=shots)

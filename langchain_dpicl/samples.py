@@ -1,0 +1,146 @@
+"""One secret sample and the releases that a ticket paid for on it. Knows no ledger, no wording and no LangChain.
+
+Only the curator makes samples: it has burnt the ticket and opened the pool before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+from langchain_dpicl.backends.rows import Boxed, guarded
+from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.blocks import NOT_COMPUTED, summed
+from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.privacy.examples import Pool
+from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+
+T = TypeVar("T")
+Record: TypeAlias = Mapping[str, str]
+Rendered: TypeAlias = tuple[T | None, ...]
+"""What each row is asked; None: the row could not be rendered and abstains."""
+Renders: TypeAlias = Callable[[Callable[[Sequence[Record]], T]], Rendered[T]]
+
+
+class SecretSample:
+    """Up to `length` releases on one secret sample, of which `answers` may answer; shows nothing, refuses copies.
+
+    Formal guarantees:
+      - At most `length` releases, and at most `answers` that are not refusals of a test, whatever the interleaving of
+        threads; none in a forked copy, and none after `close`.
+      - What leaves is released by `plan.mechanism`; a row that fails is all zeros and no other row changes.
+      - A release that was begun counts, also if it did not come to an end.
+
+    Args:
+      pool: the units, opened by the curator.
+      plan: how to draw, add up and noise.
+      length: releases; 0 for a partition whose releases are paid for one by one.
+      answers: how many of them may answer; None: all.
+    """
+
+    def __init__(self, pool: Pool, plan: ReleasePlan, *, length: int = 1, answers: int | None = None) -> None:
+        self.plan = plan
+        self.left = length
+        self.answers_left = length if answers is None else answers
+        self._render: Renders[Any] | None = drawn(pool, plan)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def next_release(
+        self,
+        *,
+        rows: Callable[[Rendered[T]], Ask],
+        render: Callable[[Sequence[Record]], T],
+        width: int,
+    ) -> Walk[Release]:
+        """Makes one release (a walk).
+
+        Args:
+          rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+          render: turns one row's records into what the engine is asked; no records give the public question.
+          width: columns of a row, public.
+
+        Raises:
+          PrivacyBudgetError: nothing is left of what the ticket paid for.
+          LedgerError: this is a forked copy.
+          ModelCallError: the release could not be computed.
+        """
+        boxed: Boxed = yield rows(self._begin()(render))  # prompts without a name: see `drawn`
+        released = guarded(lambda: self.plan.mechanism.release(summed(boxed, self.plan, width), rng=SYSTEM_RANDOM))
+        if released is None:
+            raise ModelCallError(NOT_COMPUTED)
+        if is_unanswered(released):
+            with self._lock:
+                self.answers_left += 1
+        return released
+
+    def allow(self) -> None:
+        """Adds one release that may answer; the curator calls it, once for every ticket that it burnt for it."""
+        with self._lock:
+            self.left += 1
+            self.answers_left += 1
+
+    def _begin(self) -> Renders[Any]:
+        """Takes one release off what is left."""
+        if os.getpid() != self._pid:
+            raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
+        with self._lock:
+            if self._render is None or min(self.left, self.answers_left) <= 0:
+                msg = "sample: expected a release still paid for, found none left. Declare another component."
+                raise PrivacyBudgetError(msg)
+            self.left -= 1
+            self.answers_left -= 1
+            return self._render
+
+    def close(self) -> None:
+        """Forgets the sample."""
+        self._render = None
+
+    def __copy__(self) -> SecretSample:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SecretSample:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise PrivacyBudgetError("SecretSample: cannot be pickled: its copy would release on it again.")
+
+    def __repr__(self) -> str:
+        return "SecretSample(<private>)"
+
+
+def is_unanswered(released: Release) -> bool:
+    """Returns whether a test refused and nothing else left."""
+    return released.index is None and released.values is None and released.indices is None
+
+
+def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
+    """Draws one secret sample; returns what renders its rows, stopping only for Ctrl-C."""
+    # No names for positions or prompts: a stop would show them in the frames.
+    render_rows = guarded(lambda: _renders(pool, plan))
+    nothing = (None,) * (plan.sampler.num_rows or 0)
+    return lambda render: (render_rows and guarded(lambda: render_rows(render))) or nothing
+
+
+def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
+    """Draws; the positions stay in what is returned."""
+    sample = plan.sampler.draw(pool.num_units, rng=SYSTEM_RANDOM)
+    shots = getattr(plan.sampler, "shots_per_slot", None)
+
+    def rendered(row: Sequence[int], render: Callable[[Sequence[Record]], T]) -> T:
+        records: list[Record] = []
+        for unit in row:
+            records += pool.records(unit)
+        return render(records[:shots])
+
+    def every(render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
+        found = guarded(lambda: tuple([rendered(row, render) for row in sample]))
+        if found is not None:
+            return found
+        return tuple(guarded(lambda row=row: rendered(row, render)) for row in sample)  # type: ignore[misc]
+
+    return every

@@ -1,0 +1,158 @@
+"""Who teaches, and which tickets pay: fresh samples, one sample, or a fixed partition. Reads no record itself.
+
+Every way ends in the curator, which burns the ticket, draws, asks, and adds the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.asking import Query
+from langchain_dpicl.backends.label_rows import LabelRows
+from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.curator import open_partition, open_sample, release_once
+from langchain_dpicl.labelling_planning import (
+    ANSWER_TEMPLATE,
+    LABEL_TEMPLATE,
+    SAMPLE_TEMPLATE,
+    TEST_TEMPLATE,
+    LabellingPlan,
+)
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Reservation, Share
+from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.run_events import RunEvents
+from langchain_dpicl.samples import SecretSample, is_unanswered
+
+Keep: TypeAlias = Callable[[Release], None]
+
+
+class Teachers:
+    """Teachers of a ticket per input: a fresh secret sample for each, or the same partition again.
+
+    Formal guarantees:
+      - One input is one ticket, or one release on a ticket's sample; it is reserved before any private record is read
+        and stays charged once it burnt.
+    """
+
+    def __init__(
+        self, private: PrivateExamples, share: Share, *, plan: LabellingPlan, task: VotingTask, rows: LabelRows
+    ) -> None:
+        self.plan = plan
+        self.task = task
+        self.rows = rows
+        self._private = private
+        self._share = share
+        self._partition: SecretSample | None = None
+
+    @property
+    def left(self) -> int:
+        """Inputs that can still be asked about."""
+        return self._share.remaining(LABEL_TEMPLATE)
+
+    def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
+        """Asks the teachers about one public input (a walk); `keep` gets the release before its ticket is committed.
+
+        Raises:
+          PrivacyBudgetExceededError: nothing is left to pay with.
+          PrivacyBudgetError: the share no longer fits the budget.
+        """
+        ticket = self._share.reserve(LABEL_TEMPLATE)
+        events.tickets += 1
+        try:
+            yield from release_once(self._private, ticket, keep=keep, **self._how(query, ticket))
+        finally:
+            events.tickets -= ticket.give_back()
+
+    def settle(self) -> None:
+        """Commits what was released so far and is safe by now."""
+
+    def _how(self, query: Query, ticket: Reservation) -> dict[str, Any]:
+        if self.plan.teachers == "fixed" and self._partition is None:
+            plan = self.plan.release
+            self._partition = open_partition(self._private, plan=plan, ledger_id=ticket.ledger_id)
+        return {"plan": self.plan.release, "partition": self._partition, **self._question(query)}
+
+    def _question(self, query: Query) -> dict[str, Any]:
+        render = self.task.wording.renderer(self.task.queries(query))
+        return {"rows": self.rows.ask, "render": render, "width": self.rows.width}
+
+
+class OneSample(Teachers):
+    """Teachers of one secret sample for the whole run: one ticket, burnt by the first input."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ticket: Reservation | None = None
+        self._sample: SecretSample | None = None
+
+    @property
+    def left(self) -> int:
+        """Inputs that can still be asked about."""
+        if self._sample is not None:
+            return min(self._sample.left, self._sample.answers_left)
+        return self.plan.max_queries * self._share.remaining(SAMPLE_TEMPLATE)
+
+    def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
+        """Asks; see `Teachers.ask`."""
+        if self._sample is None:
+            self._open(events)
+        if self._sample is not None:
+            keep((yield from self._sample.next_release(**self._question(query))))
+
+    def _open(self, events: RunEvents) -> None:
+        ticket = self._share.reserve(SAMPLE_TEMPLATE)
+        events.tickets += 1
+        plan = self.plan
+        try:
+            self._sample = open_sample(
+                self._private, ticket, plan=plan.release, length=plan.max_queries, answers=plan.max_answers
+            )
+            self._ticket = ticket
+        finally:
+            events.tickets -= ticket.give_back()
+
+    def settle(self) -> None:
+        """Commits the ticket, once."""
+        if self._ticket is not None and self._ticket.uncommitted:
+            self._ticket.commit()
+
+
+class Tested(Teachers):
+    """Teachers of a partition whose test and answer are paid for apart."""
+
+    @property
+    def left(self) -> int:
+        """Inputs that can still be asked about."""
+        return min(self._share.remaining(TEST_TEMPLATE), self._share.remaining(ANSWER_TEMPLATE))
+
+    def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
+        """Asks; see `Teachers.ask`."""
+        answer = self._share.reserve(ANSWER_TEMPLATE)
+        events.tickets += 1
+        try:
+            test = self._share.reserve(TEST_TEMPLATE)
+        except BaseException:
+            events.tickets -= answer.give_back()
+            raise
+        events.tickets += 1
+        try:
+            released = yield from release_once(self._private, test, answer=answer, keep=keep, **self._how(query, test))
+        finally:
+            if test.unburnt:  # nothing was read: both go back
+                events.tickets -= test.give_back() + answer.give_back()
+        events.tickets -= is_unanswered(released)
+
+
+def teachers_of(
+    private: PrivateExamples, share: Share, *, plan: LabellingPlan, task: VotingTask, rows: LabelRows
+) -> Teachers:
+    """Returns the teachers that a plan asks for."""
+    is_tested = isinstance(plan.release.mechanism, ConfidentGNMaxMechanism)
+    kind: type[Teachers] = OneSample if plan.teachers == "one_sample" else Teachers
+    if plan.teachers == "fixed" and is_tested:
+        kind = Tested
+    return kind(private, share, plan=plan, task=task, rows=rows)

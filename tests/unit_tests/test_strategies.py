@@ -1,0 +1,352 @@
+"""Strategies over a labelled pool: what is embedded, what is shown, and that stock selectors do the selecting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from langchain_dpicl._strategies import check_strategy, make_strategy
+from langchain_dpicl.exceptions import ConfigurationError
+
+WORDS = ("card", "cash", "coin", "lost")
+TEXTS = ("lost card", "card card lost", "cash", "coin {x}")
+POOL = [{"text": text, "queue": label} for text, label in zip(TEXTS, ("A", "A", "B", "coin"), strict=True)]
+# By hand: cosines of (card, cash, coin, lost) counts with "my card": .71, .89, 0, 0.
+NEAR_CARD = [POOL[1], POOL[0]]
+TWINS = [{"text": text, "queue": "A"} for text in ("card", "card a", "card lost")]
+
+
+class Counting(Embeddings):
+    """Counts words; remembers what it embedded, and how."""
+
+    def __init__(self):
+        self.documents, self.queries, self.awaited = [], [], []
+
+    def embed_documents(self, texts):
+        self.documents += texts
+        return [vector(text) for text in texts]
+
+    def embed_query(self, text):
+        self.queries.append(text)
+        return vector(text)
+
+    async def aembed_documents(self, texts):
+        self.awaited += texts
+        return [vector(text) for text in texts]
+
+    async def aembed_query(self, text):
+        self.awaited.append(text)
+        return vector(text)
+
+
+class WithoutIds(InMemoryVectorStore):
+    """A store that cannot be asked for what it holds."""
+
+    def get_by_ids(self, ids, /):
+        raise NotImplementedError
+
+    async def aget_by_ids(self, ids, /):
+        raise NotImplementedError
+
+
+class WithOwnFields(InMemoryVectorStore):
+    """A store that adds a field of its own to what it gives back."""
+
+    def similarity_search(self, query, k=4, **kwargs):
+        found = super().similarity_search(query, k, **kwargs)
+        return [Document(page_content=one.page_content, metadata={**one.metadata, "_id": "7"}) for one in found]
+
+
+def vector(text):
+    # The last number keeps texts without any of the words apart from nothing.
+    return [*(float(text.split().count(word)) for word in WORDS), 1e-3]
+
+
+def strategy(name, *, pool=POOL, **options):
+    defaults = {"pool_examples": pool, "input_texts": [example["text"] for example in pool]}
+    return make_strategy(name, **(defaults | options))
+
+
+async def selected(made, values, way):
+    return made.select(values) if way == "blocking" else await made.aselect(values)
+
+
+WAYS = pytest.mark.parametrize("way", ["blocking", "awaited"])
+BY_VECTORS = pytest.mark.parametrize("name", ["similarity", "mmr"])
+
+
+class TestValidated:
+    @WAYS
+    async def test_it_shows_the_chosen_ones_in_their_order_whatever_is_asked(self, way):
+        made = strategy("validated", chosen=(3, 0))
+        for values in ({"input": "cash"}, {}, {"question": 3}):
+            assert await selected(made, values, way) == [POOL[3], POOL[0]]
+
+    async def test_what_is_added_waits_for_another_choice(self):
+        made = strategy("validated", chosen=(2,))
+        made.prepare()
+        made.add({"text": "new", "queue": "A"}, "new")
+        await made.aprepare()
+        await made.aadd({"text": "newer", "queue": "A"}, "newer")
+        assert made.select({}) == [POOL[2]]
+
+    @pytest.mark.parametrize("place", [4, -1, True, "0"])
+    def test_it_knows_no_other_places(self, place):
+        with pytest.raises(ConfigurationError, match="chosen"):
+            strategy("validated", chosen=(place,))
+
+
+class TestByVectors:
+    @WAYS
+    async def test_the_most_similar_inputs_come_first(self, way):
+        made = strategy("similarity", k=2, embeddings=Counting())
+        assert await selected(made, {"input": "my card"}, way) == NEAR_CARD
+        assert (await selected(made, {"input": "cash"}, way))[0] == POOL[2]
+
+    @BY_VECTORS
+    def test_the_inputs_text_alone_is_embedded_whatever_the_label_and_the_querys_name(self, name):
+        embeddings = Counting()
+        made = strategy(name, k=1, fetch_k=4, embeddings=embeddings)
+        # Were the label embedded as well, "coin" would be nearest here for the stock reason: fields in common.
+        assert made.select({"question": "coin"}) == [POOL[3]]
+        assert sorted(embeddings.documents) == sorted(TEXTS)
+        assert embeddings.queries == ["coin"]
+
+    @BY_VECTORS
+    @WAYS
+    async def test_several_values_are_joined_in_the_order_of_their_names(self, name, way):
+        embeddings = Counting()
+        made = strategy(name, embeddings=embeddings)
+        await selected(made, {"topic": "cash", "input": HumanMessage("my card"), "b": 7}, way)
+        assert (embeddings.queries + embeddings.awaited[len(TEXTS) :]) == ["7 my card cash"]
+
+    @BY_VECTORS
+    async def test_awaited_calls_embed_without_blocking(self, name):
+        embeddings = Counting()
+        made = strategy(name, embeddings=embeddings)
+        await made.aselect({"input": "a"})
+        await made.aadd({"text": "new", "queue": "A"}, "new")
+        assert embeddings.awaited == [*TEXTS, "a", "new"]
+        assert (embeddings.documents, embeddings.queries) == ([], [])
+
+    @BY_VECTORS
+    @WAYS
+    async def test_inputs_are_embedded_once_and_not_before_they_are_needed(self, name, way):
+        embeddings = Counting()
+        made = strategy(name, embeddings=embeddings)
+        assert embeddings.documents == []
+        made.prepare()
+        await made.aprepare()
+        for _ in range(2):
+            await selected(made, {"input": "a"}, way)
+        assert embeddings.documents == list(TEXTS)
+
+    def test_relevant_examples_that_are_like_each_other_give_way(self):
+        # By hand: cosines .95, .95 and .89; less half of 1 and .71 after the first, .03 below and .09 above zero.
+        query = {"input": "card card card lost"}
+        nearest = strategy("similarity", pool=TWINS, k=2, embeddings=Counting()).select(query)
+        assert TWINS[2] not in nearest
+        found = strategy("mmr", pool=TWINS, k=2, fetch_k=3, embeddings=Counting()).select(query)
+        assert TWINS[2] in found
+        assert len(found) == 2
+
+    def test_only_the_nearest_ones_are_chosen_from(self):
+        made = strategy("mmr", pool=TWINS, k=2, fetch_k=2, embeddings=Counting())
+        assert TWINS[2] not in made.select({"input": "card card card lost"})
+
+    @BY_VECTORS
+    async def test_what_is_added_is_selected(self, name):
+        made = strategy(name, k=1, embeddings=Counting())
+        new, newer = {"text": "cash lost", "queue": "B"}, {"text": "coin coin lost lost", "queue": "B"}
+        made.add(new, new["text"])
+        await made.aadd(newer, newer["text"])
+        assert made.select({"input": "lost cash"}) == [new]
+        assert await made.aselect({"input": "coin lost"}) == [newer]
+
+    @BY_VECTORS
+    @WAYS
+    async def test_an_empty_pool_shows_nothing_until_there_is_something(self, name, way):
+        made = strategy(name, pool=[], embeddings=Counting())
+        assert await selected(made, {"input": "card"}, way) == []
+        made.add(POOL[0], POOL[0]["text"])
+        assert await selected(made, {"input": "card"}, way) == [POOL[0]]
+
+    @BY_VECTORS
+    def test_more_than_there_are_gives_all_and_the_same_example_once(self, name):
+        made = strategy(name, pool=[*POOL, POOL[0]], k=9, embeddings=Counting())
+        found = made.select({"input": "card"})
+        assert sorted(found, key=str) == sorted(POOL, key=str)
+        assert [list(example) for example in found] == [["text", "queue"]] * 4
+
+    @WAYS
+    async def test_a_store_that_outlives_the_process_is_not_filled_twice(self, way):
+        embeddings = Counting()
+        store = InMemoryVectorStore(embeddings)
+        for _ in range(2):
+            made = strategy("similarity", k=9, vectorstore=store)
+            assert len(await selected(made, {"input": "card"}, way)) == 4
+        assert embeddings.documents + [text for text in embeddings.awaited if text != "card"] == list(TEXTS)
+
+    @WAYS
+    async def test_a_store_that_cannot_tell_what_it_holds_is_filled_once(self, way):
+        embeddings = Counting()
+        made = strategy("similarity", k=2, vectorstore=WithoutIds(embeddings))
+        for _ in range(2):
+            assert await selected(made, {"input": "my card"}, way) == NEAR_CARD
+        assert embeddings.documents + [text for text in embeddings.awaited if text != "my card"] == list(TEXTS)
+
+    def test_fields_that_a_store_adds_are_not_shown(self):
+        made = strategy("similarity", k=2, vectorstore=WithOwnFields(Counting()))
+        assert made.select({"input": "my card"}) == NEAR_CARD
+
+    @BY_VECTORS
+    @WAYS
+    @pytest.mark.parametrize(
+        "fields",
+        [{"text": "card", "queue": "secret"}, {"text": ["card"], "queue": None}, {"source": "private.pdf"}],
+        ids=["like", "no text", "unlike"],
+    )
+    async def test_a_document_that_is_no_example_of_the_pool_is_never_shown(self, name, way, fields):
+        store = InMemoryVectorStore(Counting())
+        store.add_texts(["card"], [fields])
+        made = strategy(name, vectorstore=store)
+        with pytest.raises(ConfigurationError, match="vectorstore") as caught:
+            await selected(made, {"input": "card"}, way)
+        assert "secret" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+    @BY_VECTORS
+    @WAYS
+    async def test_a_query_without_values_says_how_chat_templates_hand_them_on(self, name, way):
+        with pytest.raises(ConfigurationError, match="input_variables"):
+            await selected(strategy(name, embeddings=Counting()), {}, way)
+
+    def test_a_failure_to_embed_is_tried_again(self):
+        class Failing(Counting):
+            fails = 1
+
+            def embed_documents(self, texts):
+                if self.fails:
+                    self.fails -= 1
+                    raise ConnectionError
+                return super().embed_documents(texts)
+
+        made = strategy("similarity", k=2, embeddings=Failing())
+        with pytest.raises(ConnectionError):
+            made.prepare()
+        assert made.select({"input": "my card"}) == NEAR_CARD
+
+    async def test_first_queries_at_once_get_the_same_examples(self):
+        made = strategy("similarity", k=9, embeddings=Counting())
+        found = await asyncio.gather(*(made.aselect({"input": "my card"}) for _ in range(5)))
+        assert [one[:2] for one in found] == [NEAR_CARD] * 5
+        assert {len(one) for one in found} == {4}
+
+    def test_examples_with_other_fields_are_refused(self):
+        with pytest.raises(ConfigurationError, match="same fields"):
+            strategy("similarity", pool=[POOL[0], {"text": "a"}], embeddings=Counting())
+
+    @BY_VECTORS
+    @pytest.mark.parametrize(
+        ("options", "word"),
+        [
+            ({}, "embeddings"),
+            ({"embeddings": Counting(), "vectorstore": InMemoryVectorStore(Counting())}, "both"),
+            ({"embeddings": "openai"}, "Embeddings"),
+            ({"vectorstore": InMemoryVectorStore}, "VectorStore"),
+            ({"embeddings": Counting(), "k": 0}, "k"),
+            ({"embeddings": Counting(), "get_text_length": len}, "get_text_length"),
+        ],
+        ids=["neither", "both", "a name", "a class", "none to show", "of another strategy"],
+    )
+    def test_what_cannot_select_is_refused_before_there_is_a_pool(self, name, options, word):
+        with pytest.raises(ConfigurationError, match=word):
+            check_strategy(name, **options)
+        with pytest.raises(ConfigurationError, match=word):
+            strategy(name, **options)
+
+    def test_fewer_to_choose_from_than_to_show_are_refused(self):
+        with pytest.raises(ConfigurationError, match="fetch_k"):
+            check_strategy("mmr", embeddings=Counting(), k=5, fetch_k=4)
+        check_strategy("similarity", embeddings=Counting(), k=5, fetch_k=4)
+
+
+class TestByLength:
+    @WAYS
+    @pytest.mark.parametrize(("words", "count"), [(4, 0), (5, 1), (9, 2), (11, 3), (14, 4)])
+    async def test_the_first_examples_that_fit_beside_the_query_are_shown(self, way, words, count):
+        # Words, by hand: query 2, examples 3, 4, 2, 3.
+        made = strategy("length", example_prompt="{text} {queue}", max_length=words)
+        assert await selected(made, {"input": "a b"}, way) == POOL[:count]
+
+    @WAYS
+    async def test_the_callers_measure_counts(self, way):
+        template = PromptTemplate.from_template("{text}")
+        made = strategy("length", example_prompt=template, max_length=1 + 9 + 14, get_text_length=len)
+        assert await selected(made, {"input": HumanMessage("x")}, way) == POOL[:2]
+        assert await selected(made, {"input": "xx"}, way) == POOL[:1]
+
+    async def test_what_is_added_comes_last(self):
+        made = strategy("length", example_prompt="{text}")
+        made.add({"text": "{new", "queue": "A"}, "{new")
+        await made.aadd({"text": "newer", "queue": "A"}, "newer")
+        assert [example["text"] for example in made.select({})] == [*TEXTS, "{new", "newer"]
+        with pytest.raises(ConfigurationError, match="example_prompt"):
+            made.add({"queue": "A"}, "")
+
+    @pytest.mark.parametrize(
+        ("options", "word"),
+        [
+            ({}, "example_prompt"),
+            ({"example_prompt": ChatPromptTemplate.from_messages([("human", "{text}")])}, "example_prompt"),
+            ({"example_prompt": "{text}", "max_length": 0}, "max_length"),
+            ({"example_prompt": "{text}", "get_text_length": 3}, "get_text_length"),
+            ({"example_prompt": "{text}", "embeddings": Counting()}, "embeddings"),
+        ],
+        ids=["no template", "a chat template", "no length", "no function", "of another strategy"],
+    )
+    def test_what_cannot_be_measured_is_refused_before_there_is_a_pool(self, options, word):
+        with pytest.raises(ConfigurationError, match=word):
+            check_strategy("length", **options)
+        with pytest.raises(ConfigurationError, match=word):
+            strategy("length", **options)
+
+    def test_a_template_with_a_field_that_examples_lack_is_refused(self):
+        with pytest.raises(ConfigurationError, match="title"):
+            strategy("length", example_prompt="{text} {title}")
+
+
+class TestAll:
+    OPTIONS = (
+        ("validated", {"chosen": (0,)}),
+        ("similarity", {"embeddings": True}),
+        ("mmr", {"embeddings": True}),
+        ("length", {"example_prompt": "{text}"}),
+    )
+
+    @pytest.mark.parametrize(("name", "options"), OPTIONS)
+    @WAYS
+    async def test_what_is_shown_is_a_copy(self, name, options, way):
+        pool = [dict(example) for example in POOL]
+        made = strategy(name, pool=pool, **(options | ({"embeddings": Counting()} if "embeddings" in options else {})))
+        pool[0]["queue"] = "changed"
+        for _ in range(2):
+            found = await selected(made, {"input": "lost card"}, way)
+            assert POOL[0] in found
+            for example in found:
+                example["queue"] = "changed"
+
+    @pytest.mark.parametrize("name", ["random", "", None])
+    def test_no_other_strategy_is_known(self, name):
+        with pytest.raises(ConfigurationError, match="strategy"):
+            strategy(name)
+
+    def test_every_example_has_its_text(self):
+        with pytest.raises(ConfigurationError, match="input_texts"):
+            make_strategy("validated", pool_examples=POOL, input_texts=["a"])
