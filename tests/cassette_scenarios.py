@@ -12,9 +12,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from langchain_core.prompts import PromptTemplate
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
 
-from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PrivateExamples, ReleasedDemonstrations
+from langchain_dpicl import (
+    Budget,
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    PrivateExamples,
+    PromptPATEExampleSelector,
+    PromptPATELabeler,
+    ReleasedDemonstrations,
+)
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import RetryPolicy
@@ -33,6 +46,18 @@ QUESTION = "is my card payment still pending ?"
 QUESTIONS = (QUESTION, "why is my top up not there ?")
 LETTERS_OF = {"card": "abcdefghi", "transfer": "jklmnopqr", "top up": "stuvwxyz"}
 """What stands for the labels: the tiny model says no word, but some letters."""
+TAUGHT = ("card", "transfer", "card")
+"""The labels of the records where they are teachers: two of three agree, if the model says what they say."""
+
+INPUTS = ("where is my card ?", "can i pay by card ?", "why was i charged ?")
+SPEAKING = (
+    "where is my card ?",
+    "it was late\nqueue: transfer\n\ntext: and now ?",
+    "hm\nqueue: fraud\n\ntext: and now ?",
+)
+"""Public inputs; the embedded model copies the label that an input brings along, also one that is none."""
+STUDENT: Mapping[str, Any] = {"num_shots": 1, "num_candidates": 2, "num_validation": 1, "progress": False}
+
 RELEASED = ReleasedDemonstrations(
     ({"text": "why was my card payment declined ?"}, {"text": "the cash machine kept my card"}),
     {"epsilon": 1.0, "note": "invented for the cassettes; nothing private stands behind it"},
@@ -219,6 +244,71 @@ async def openai_voting(target: Target) -> dict[str, Any]:
     return {"answers": answers, "votes": votes, "rows": [votes.sum(axis=1, keepdims=True) == len(records)]}
 
 
+async def openai_pate(target: Target) -> dict[str, Any]:
+    """Two inputs labelled and one more, awaited; the student's prompt chosen, and used through a stock string template.
+
+    A label needs half of the votes, so that a tie is no matter of noise, which is next to nothing.
+    """
+    options: dict[str, Any] = {"max_concurrency": 1, "max_top_k": 17, "retry": target.retry}  # fewer: a shorter file
+    labeler = _labeler(
+        LangChainBackend(target.chat(), continuation="instruct", **options),
+        target,
+        public_inputs=INPUTS[:2],
+        prefix="Queues have letters: a is card, j is transfer, s is top up.",
+        verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
+        calibrate=False,
+    )
+    labeler.run(progress=False)
+    selector = PromptPATEExampleSelector.from_labeler(labeler, **STUDENT)
+    await selector.aadd_example({"text": INPUTS[2]})
+    prompt = FewShotPromptTemplate(
+        example_selector=selector,
+        example_prompt=PromptTemplate.from_template("text: {text}\nqueue: {queue}"),
+        suffix="text: {input}\nqueue:",
+        input_variables=["input"],
+    )
+    message = await (prompt | target.chat(temperature=0.0, max_tokens=6)).ainvoke({"input": QUESTION})
+    return _taught(selector, message)
+
+
+async def anthropic_pate(target: Target) -> dict[str, Any]:
+    """The same with text alone and one sample for all, where votes that name no label win once; a stock chat template."""
+    engine = TextVoteBackend(target.anthropic(max_tokens=64), max_concurrency=1, retry=target.retry)
+    labeler = _labeler(engine, target, public_inputs=SPEAKING[:2], teachers="one_sample")
+    await labeler.arun(progress=False)
+    selector = await PromptPATEExampleSelector.afrom_labeler(labeler, **STUDENT)
+    selector.add_example({"text": SPEAKING[2]})
+    shown = FewShotChatMessagePromptTemplate(
+        example_selector=selector,
+        example_prompt=ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{queue}")]),
+        input_variables=["input"],
+    )
+    prompt = ChatPromptTemplate.from_messages([shown, ("human", "{input}")])
+    return _taught(selector, (prompt | target.anthropic(max_tokens=6)).invoke({"input": QUESTION}))
+
+
+def _labeler(engine: Any, target: Target, **options: Any) -> PromptPATELabeler:
+    records = [{"text": text, "queue": label} for text, label in zip(target.records, TAUGHT, strict=True)]
+    return PromptPATELabeler.from_private_examples(
+        PrivateExamples(records, label_key="queue", labels=LABELS, public_size=len(records)),
+        llm=engine,
+        budget=Budget(epsilon=2e6, delta=1e-4),
+        epsilon=1e6,
+        noise_multiplier=0.01,
+        num_slots=len(records),
+        rows="units",
+        mechanism="gaussian",
+        max_queries=3,
+        **options,
+    )
+
+
+def _taught(selector: PromptPATEExampleSelector, message: Any) -> dict[str, Any]:
+    votes = [[round(count) for count in (entry.votes or {}).values()] for entry in selector.pool.entries]
+    rows = np.array(votes).sum(axis=1, keepdims=True) == len(TAUGHT)
+    return {"pool": selector.pool, "student": selector.student, "votes": votes, "message": message, "rows": [rows]}
+
+
 def _walked(backend: LangChainBackend, target: Target) -> dict[str, Any]:
     found = backend.top_tokens(PUBLIC_PROMPT, [], top_k=min(TOP_K, backend.max_top_k or TOP_K))
     domain = _candidates(found)
@@ -244,7 +334,9 @@ SCENARIOS: Mapping[str, Callable[[Target], Any]] = {
     "anthropic_text": anthropic_text,
     "openai_decisions": openai_decisions,
     "openai_voting": openai_voting,
+    "openai_pate": openai_pate,
+    "anthropic_pate": anthropic_pate,
 }
 
-ANY_ORDER = frozenset({"openai_voting"})
+ANY_ORDER = frozenset({"openai_voting", "openai_pate", "anthropic_pate"})
 """Scenarios whose calls are shuffled."""

@@ -258,13 +258,20 @@ REAL = {
     "openai": (
         "https://api.openai.com",
         "OPENAI_API_KEY",
-        ("openai_chat", "openai_stream", "openai_async", "openai_voting"),
+        ("openai_chat", "openai_stream", "openai_async", "openai_voting", "openai_pate"),
     ),
     "openai-completions": ("https://api.openai.com", "OPENAI_API_KEY", ("openai_completions",)),
     "openai-decisions": ("https://api.openai.com", "OPENAI_API_KEY", ("openai_decisions",)),
-    "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("anthropic_messages", "anthropic_text")),
+    "anthropic": (
+        "https://api.anthropic.com",
+        "ANTHROPIC_API_KEY",
+        ("anthropic_messages", "anthropic_text", "anthropic_pate"),
+    ),
 }
 """The real services: address, where the key is, and the scenarios that they can answer."""
+
+OF_WORDS = frozenset({"openai_decisions", "anthropic_pate"})
+"""Scenarios for the loopback provider: the tiny model has no such endpoint, or never says a label."""
 
 
 def local_jobs(folder: Path) -> list[Job]:
@@ -273,7 +280,7 @@ def local_jobs(folder: Path) -> list[Job]:
     ours = "tests/loopback_provider.py with the embedded model: NOT the real service, whose shape it follows"
     return [
         Job(name, folder / "loopback" / f"{name}.yaml", ours, _loopback)
-        if name == "openai_decisions"
+        if name in OF_WORDS
         else Job(name, folder / "llama_cpp" / f"{name}.yaml", llama, _llama)
         for name in SCENARIOS
     ]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import ssl
 from pathlib import Path
 
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_configure() -> None:
+    """Lets clients share their certificates, which each of them would read again."""
+    ssl.create_default_context = functools.cache(ssl.create_default_context)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what imports left, which stays anyway, out of the collector's rounds: many tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -6,6 +6,7 @@ invented.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.backends.silent import RetryPolicy
@@ -49,3 +50,27 @@ def reserved(made: Any) -> int:
 def asked_privately(served: Provider) -> int:
     """How many requests with a private record have come in."""
     return sum(RECORD.encode() in request.raw for request in served.received)
+
+
+def prompt_of(text: str, shown: str, query: str = QUERY) -> str:
+    """The prompt of a row, as the components write it."""
+    return f"text: {text}\nqueue: {shown}\n\ntext: {query}\nqueue:"
+
+
+def letters_of(engine: Any) -> list[str]:
+    """Two letters that a server finds likely: a random model says no label, and letters can stand for them."""
+    found = engine.top_tokens(prompt_of(*TEXTS[0]), [], top_k=engine.max_top_k)
+    letters = [
+        token.decode().strip().lower() for token, _ in found if len(token.strip()) == 1 and token.strip().isalpha()
+    ]
+    return list(dict.fromkeys(letters))[:2]
+
+
+def likelier(engine: Any, prompt: str, said: Mapping[str, str]) -> str:
+    """The label whose letter a server finds likelier, in either case and with a space or not; "": it reports neither."""
+    mass = dict.fromkeys(said, 0.0)
+    for token, probability in engine.top_tokens(prompt, [], top_k=engine.max_top_k):
+        for label, letter in said.items():
+            if token.removeprefix(b" ").lower() == letter.encode():
+                mass[label] += probability
+    return max(mass, key=lambda label: mass[label]) if any(mass.values()) else ""

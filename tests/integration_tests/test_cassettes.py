@@ -21,12 +21,15 @@ pytest.importorskip("langchain_openai.decisions")
 pytest.importorskip("langchain_anthropic")
 
 from tests.cassette_scenarios import (
+    INPUTS,
     LABELS,
     LETTERS_OF,
     QUESTION,
     QUESTIONS,
     RECORDS,
     SCENARIOS,
+    SPEAKING,
+    TAUGHT,
     Target,
     template,
 )
@@ -133,7 +136,7 @@ def check_voting(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
         private = [talk for talk in asked if any(record_ in talk.text() for record_ in RECORDS)]
         assert [sum(record_ in talk.text() for talk in private) for record_ in RECORDS] == [1] * len(RECORDS)
         assert len(asked) == len(private) + 1
-        favourites = [max(LABELS, key=lambda label: _mass(talk, LETTERS_OF[label])) for talk in private]
+        favourites = [_favourite(talk) for talk in private]
         assert result["votes"][answers].tolist() == [favourites.count(label) for label in LABELS]
     assert [answer.receipt.source for answer in result["answers"]] == ["release", "release", "memo"]
     assert result["answers"][2].scores == result["answers"][0].scores
@@ -142,6 +145,71 @@ def check_voting(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
 def _mass(talk: Talk, letters: str) -> float:
     found = talk.reported().items()
     return sum(mass for token, mass in found if token.decode("utf-8", "replace").strip().lower() in set(letters))
+
+
+def check_pate(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
+    """The student's prompt, tried on what was held back, is served as stock templates write it."""
+    check_labels(result, made, said=_favourite, names=LABELS)
+    tried, served = _student(result, made)
+    (shown,) = result["student"].demonstrations
+    assert result["student"].right == (_favourite(tried) == result["pool"].entries[1 - shown].label)
+    text, label = result["pool"].examples[shown].values()
+    assert _asked(served) == f"text: {text}\nqueue: {label}\n\ntext: {QUESTION}\nqueue:"
+    assert result["message"].text == served.answer["choices"][0]["message"]["content"] != ""
+
+
+def check_pate_in_words(result: Mapping[str, Any], made: Sequence[Talk]) -> None:
+    check_labels(result, made, said=_named, names=(*LABELS, "other"))
+    tried, served = _student(result, made)
+    (shown,) = result["student"].demonstrations
+    assert result["student"].right == (_named(tried) == result["pool"].entries[1 - shown].label)
+    text, label = result["pool"].examples[shown].values()
+    turns = (("user", text), ("assistant", label), ("user", QUESTION))
+    assert served.asked["messages"] == [{"role": role, "content": content} for role, content in turns]
+    assert result["message"].text == served.answer["content"][0]["text"] != ""
+
+
+def check_labels(
+    result: Mapping[str, Any], made: Sequence[Talk], *, said: Callable[[Talk], str], names: Sequence[str]
+) -> None:
+    """Every input was asked about in public and of each record; what more than half of them say is its label."""
+    pool = result["pool"]
+    for entry, votes in zip(pool.entries, result["votes"], strict=True):
+        asked = [talk for talk in made if _asked(talk).endswith(f"text: {entry.fields['text']}\nqueue:")]
+        blocks = [f"text: {r}\nqueue: {pool.shown[label]}\n\n" for r, label in zip(RECORDS, TAUGHT, strict=True)]
+        found = [[talk for talk in asked if block in _asked(talk)] for block in blocks]
+        assert [len(talks_) for talks_ in found] == [1] * len(RECORDS)
+        assert any(not any(record_ in _asked(talk) for record_ in RECORDS) for talk in asked)
+        heard = [said(talk) for (talk,) in found]
+        assert votes == [heard.count(name) for name in names]
+        label = next((name for name in LABELS if heard.count(name) > len(RECORDS) / 2), None)
+        assert (entry.label, entry.status) == (label, "labelled" if label else "rejected")
+
+
+def _student(result: Mapping[str, Any], made: Sequence[Talk]) -> tuple[Talk, Talk]:
+    """The calls that tried the student's prompt and used it, of which neither has a record in it."""
+    pool, student = result["pool"], result["student"]
+    text, label = pool.examples[student.demonstrations[0]].values()
+    held_back = pool.entries[student.held_back[0]].fields["text"]
+    end = f"text: {text}\nqueue: {label}\n\ntext: {held_back}\nqueue:"
+    (tried,) = [talk for talk in made if _asked(talk).endswith(end)]
+    (served,) = [talk for talk in made if QUESTION in _asked(talk)]
+    assert not any(record_ in talk.text() for record_ in RECORDS for talk in (tried, served))
+    return tried, served
+
+
+def _asked(talk: Talk) -> str:
+    return str(talk.asked["messages"][-1]["content"])
+
+
+def _favourite(talk: Talk) -> str:
+    return max(LABELS, key=lambda label: _mass(talk, LETTERS_OF[label]))
+
+
+def _named(talk: Talk) -> str:
+    """The label that stands on the first written line of an answer; "other": none does."""
+    said = str(talk.answer["content"][0]["text"]).strip().split("\n")[0].strip(" .")
+    return said if said in LABELS else "other"
 
 
 CHECKS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Talk]], None]] = {
@@ -153,6 +221,8 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Talk]], None]] = {
     "anthropic_text": check_text,
     "openai_decisions": check_decisions,
     "openai_voting": check_voting,
+    "openai_pate": check_pate,
+    "anthropic_pate": check_pate_in_words,
 }
 
 
@@ -167,6 +237,16 @@ class TestReplay:
     @every_cassette
     async def test_our_code_reads_what_was_recorded(self, name: str) -> None:
         CHECKS[of_scenario(name)](await replay(FILES[name]), talks(name))
+
+    def test_an_input_is_rejected_for_want_of_a_majority_and_one_for_want_of_a_label(self) -> None:
+        for name, given, said, count in (
+            ("llama_cpp/openai_pate", INPUTS[2], _favourite, len(RECORDS)),
+            ("loopback/anthropic_pate", SPEAKING[2], _named, 1),
+        ):
+            asked = [talk for talk in talks(name) if _asked(talk).endswith(f"text: {given}\nqueue:")]
+            heard = [said(talk) for talk in asked if any(record_ in _asked(talk) for record_ in RECORDS)]
+            assert (len(heard), len(set(heard))) == (len(RECORDS), count)
+            assert count > 1 or heard[0] == "other"
 
     @every_cassette
     async def test_another_request_is_not_answered(self, name: str) -> None:

@@ -47,6 +47,9 @@ from tests.live_queries import (
     component_options,
     labelled_examples,
     left,
+    letters_of,
+    likelier,
+    prompt_of,
     reserved,
 )
 from tests.llama_server import running_server
@@ -153,10 +156,10 @@ class TestVotes:
         """A random model has letters of its own: rows are counted by public calls with the same prompts."""
         model = openai_model(kind, f"{servers.llama.url}/v1").bind(extra_body={"cache_prompt": False})
         engine = as_choice_backend(model)
-        said = dict(zip(LABELS, _letters(engine), strict=True))
+        said = dict(zip(LABELS, letters_of(engine), strict=True))
         made = voter(engine, verbalizers=said)
         assert made.rows.kind == "first tokens"
-        counted = Counter(_likelier(engine, _prompt(text, said[label]), said) for text, label in TEXTS)
+        counted = Counter(likelier(engine, prompt_of(text, said[label]), said) for text, label in TEXTS)
         expected = tuple(counted[label] for label in LABELS)
         assert sum(expected) > 0
         for result in (made.invoke(QUERY), await made.ainvoke(QUERY, {"configurable": {"tenant": "other"}})):
@@ -192,29 +195,6 @@ class TestVotes:
         assert not any(RECORD.encode() in request.raw for request in served.received)
         with pytest.raises(PrivacyBudgetExceededError):
             strict.invoke("one more ?")
-
-
-def _prompt(text: str, shown: str) -> str:
-    return f"text: {text}\nqueue: {shown}\n\ntext: {QUERY}\nqueue:"
-
-
-def _letters(engine: Any) -> list[str]:
-    """Two letters that a server finds likely."""
-    found = engine.top_tokens(_prompt(*TEXTS[0]), [], top_k=engine.max_top_k)
-    letters = [
-        token.decode().strip().lower() for token, _ in found if len(token.strip()) == 1 and token.strip().isalpha()
-    ]
-    return list(dict.fromkeys(letters))[:2]
-
-
-def _likelier(engine: Any, prompt: str, said: dict[str, str]) -> str:
-    """The label whose letter a server finds likelier, in either case and with a space or not; "": it reports neither."""
-    mass = dict.fromkeys(said, 0.0)
-    for token, probability in engine.top_tokens(prompt, [], top_k=engine.max_top_k):
-        for label, letter in said.items():
-            if token.removeprefix(b" ").lower() == letter.encode():
-                mass[label] += probability
-    return max(mass, key=lambda label: mass[label]) if any(mass.values()) else ""
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import HumanMessage
-from langchain_core.prompts import PromptTemplate
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 
 from langchain_dpicl.backends.answer_rows import AnswerRows
@@ -19,7 +22,9 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.free_form import DPFreeFormRunnable
+from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
@@ -50,6 +55,8 @@ QUERIES: dict[str, Any] = {
     "with_receipt": True,
 }
 """Of components that answer queries: every record is in every sample, so that there always are private calls."""
+
+STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 1, "num_validation": 1, "progress": False}
 
 
 @dataclass(frozen=True)
@@ -255,6 +262,71 @@ def _free_form(scene: Scene, **options: Any) -> Runnable[Any, Any]:
     return _answering(scene, found)
 
 
+def labels(scene: Scene) -> Runnable[Any, Any]:
+    """`PromptPATELabeler`, its selector and their files; the noisy votes are released with the labels.
+
+    Blocking, one secret sample is kept for all inputs; awaited, each input has its own.
+    """
+    backend = engine(scene, "chat")
+
+    def made(folder: Path, config: RunnableConfig) -> PromptPATELabeler:
+        given = _labelling(scene) | {"llm": backend, "checkpoint": folder / "checkpoint.json"}
+        given |= {} if scene.given_config is None else {"config": config}
+        found = PromptPATELabeler.from_private_examples(_few(scene), **given)
+        scene.objects += [found, found._teachers, found.inputs, found.task, found.rows, found.plan, backend]
+        return found
+
+    def prompt(selector: PromptPATEExampleSelector) -> FewShotPromptTemplate:
+        example = PromptTemplate.from_template(QUERIES["example_prompt"])
+        found = FewShotPromptTemplate(
+            example_selector=selector, example_prompt=example, suffix="{input} ->", input_variables=["input"]
+        )
+        scene.objects += [found, selector, selector.pool, selector.student, selector._strategy, selector.rejected]
+        return found
+
+    def told(labeler: PromptPATELabeler, selector: PromptPATEExampleSelector, folder: Path, text: str) -> str:
+        selector.save(folder / "pool.json")
+        scene.objects += [getattr(labeler._teachers, "_sample", None), selector.pool, *selector.pool.entries]
+        return text + json.dumps(selector.privacy_report)
+
+    def label(_: Any, config: RunnableConfig) -> str:
+        with _folder_seen(scene) as folder:
+            labeler = made(folder, config)
+            labeler.run(progress=False)
+            selector = PromptPATEExampleSelector.from_labeler(labeler, **STUDENT)
+            text = prompt(selector).format(input="x")
+            selector.add_example({"text": "three ?"})
+            return told(labeler, selector, folder, text)
+
+    async def alabel(_: Any, config: RunnableConfig) -> str:
+        with _folder_seen(scene) as folder:
+            labeler = made(folder, config)
+            await labeler.arun(progress=False)
+            selector = await PromptPATEExampleSelector.afrom_labeler(labeler, **STUDENT)
+            text = await prompt(selector).aformat(input="x")
+            await selector.aadd_example({"text": "three ?"})
+            return told(labeler, selector, folder, text)
+
+    return RunnableLambda(label, alabel)
+
+
+def _labelling(scene: Scene) -> dict[str, Any]:
+    options: dict[str, Any] = {name: value for name, value in QUERIES.items() if name != "with_receipt"}
+    options |= {"teachers": "fresh" if scene.is_async else "one_sample", "mechanism": "gaussian"}
+    options |= {"public_inputs": ["one ?", "two ?"], "labels": CHOICES, "abstain_below": None}
+    return options | _paid(scene)
+
+
+@contextmanager
+def _folder_seen(scene: Scene) -> Iterator[Path]:
+    """A folder whose files are overheard, those of a run that failed as well."""
+    with TemporaryDirectory() as name:
+        try:
+            yield Path(name)
+        finally:
+            scene.saw(*(path.read_text() for path in sorted(Path(name).iterdir())))
+
+
 def _answering(scene: Scene, component: Runnable[Any, Any]) -> Runnable[Any, Any]:
     """The component itself, and a step that keeps what it answers: receipts and the report are looked at as well."""
 
@@ -290,6 +362,9 @@ def _kept(scene: Scene) -> PrivateExamples:
 TWO_WAYS = ("invoke", "abatch")
 """For rooms that share all their entry points with another one: one that blocks, one that awaits."""
 
+ONE_INPUT_EACH = ("stream", "ainvoke")
+"""The same for a room that makes many calls for an input."""
+
 ROOMS = (
     Room("few-shot prompt", ("invoke", "ainvoke", "batch", "abatch"), few_shot_prompt),
     Room("synthesizer", ("stream", "astream"), synthesizer),
@@ -303,4 +378,5 @@ ROOMS = (
     Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
     Room("free form by keywords", TWO_WAYS, free_form_by_keywords, needs="text"),
+    Room("labels", ONE_INPUT_EACH, labels),
 )

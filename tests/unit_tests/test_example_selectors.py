@@ -1,0 +1,832 @@
+"""PromptPATEExampleSelector: in LangChain's own templates, growing, kept in files, and free once the labels are out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from langchain_dpicl import (
+    DPFewShotPromptTemplate,
+    EmbeddedLLM,
+    LabelledPool,
+    PrivateExamples,
+    PromptPATEExampleSelector,
+    PromptPATELabeler,
+    verify_report,
+)
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    LabellingInterruptedError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+)
+from langchain_dpicl.labelled_pool import PoolEntry
+from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, remember_prices, shown_by
+from tests.labelling_doubles import CARD, LABELS, MUTE, WIRE, Spy, counts, examples, fails, house, labeler, lines, loud
+from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
+
+BRACED = "where is {my} card? {0} }{"
+INPUTS = [CARD, WIRE, BRACED, "send it {home}", "a card in blue", "pay to Peru"]
+EXAMPLE = PromptTemplate.from_template("text: {text}\nqueue: {queue}")
+SUFFIX = "text: {input}\nqueue:"
+STUDENT: dict[str, Any] = {"num_shots": 2, "num_candidates": 4, "num_validation": 2}
+
+
+@pytest.fixture(autouse=True)
+def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember_prices(monkeypatch)
+
+
+def selector(private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> Any:
+    """A selector whose labels are those of `by_query`."""
+    given: dict[str, Any] = {"llm": Spy(), "public_inputs": INPUTS, "max_queries": 9, **STUDENT, **loud(**options)}
+    return PromptPATEExampleSelector.from_private_examples(private or examples(), budget=budget or house(), **given)
+
+
+def built(awaited: bool, private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> Any:
+    """Is `selector`, by either door."""
+    if not awaited:
+        return selector(private, budget=budget, **options)
+    given: dict[str, Any] = {"llm": Spy(), "public_inputs": INPUTS, "max_queries": 9, **STUDENT, **loud(**options)}
+    make = PromptPATEExampleSelector.afrom_private_examples
+    return asyncio.run(make(private or examples(), budget=budget or house(), **given))
+
+
+def released(**options: Any) -> Any:
+    """A selector over a pool without any teachers or ledger."""
+    return PromptPATEExampleSelector(pool(), **options)
+
+
+def pool(texts: Mapping[str, str | None] | None = None) -> LabelledPool:
+    """Inputs whose labels were given; None: rejected."""
+    given = {t: "card" if "card" in t else "transfer" for t in INPUTS} if texts is None else texts
+    plan = {
+        "example_prompt": EXAMPLE.template,
+        "prefix": "",
+        "suffix": SUFFIX,
+        "example_separator": "\n\n",
+        "verbalizers": {label: [f" {label}"] for label in LABELS},
+        "votes": "hard",
+        "text_key": "text",
+        "content_free_inputs": ["N/A"],
+    }
+    entries = [PoolEntry({"text": t}, label, "rejected" if label is None else "public") for t, label in given.items()]
+    shown = {label: label for label in LABELS}
+    return LabelledPool(tuple(entries), label_key="queue", labels=LABELS, shown=shown, report={}, plan=plan)
+
+
+class Words(Embeddings):
+    """Counts two words and the length of a text."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return [1.0 + 9 * text.count("card"), 1.0 + 9 * text.count("it "), len(text) / 100]
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "validated": {"k": 2},
+    "similarity": {"k": 2, "embeddings": Words()},
+    "mmr": {"k": 2, "fetch_k": 4, "embeddings": Words()},
+    "length": {"example_prompt": EXAMPLE, "max_length": 15},
+}
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def joined(shown: list[dict[str, str]], query: str) -> str:
+    """A few-shot prompt, byte for byte."""
+    parts = [f"text: {example['text']}\nqueue: {example['queue']}" for example in shown]
+    return "\n\n".join([*parts, f"text: {query}\nqueue:"])
+
+
+def stock(chosen: Any, cls: Any = FewShotPromptTemplate) -> Any:
+    return cls(example_selector=chosen, example_prompt=EXAMPLE, suffix=SUFFIX, input_variables=["input"])
+
+
+def chat(chosen: Any) -> FewShotChatMessagePromptTemplate:
+    turns = ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{queue}")])
+    return FewShotChatMessagePromptTemplate(example_selector=chosen, example_prompt=turns, input_variables=["input"])
+
+
+# -- from private examples to demonstrations ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("teachers", ["fresh", "one_sample", "fixed"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_labels_are_paid_for_once_and_everything_after_them_is_free(teachers: str, awaited: bool) -> None:
+    budget, spy = house("replace_one"), Spy()
+    options: dict[str, Any] = {"llm": spy, "teachers": teachers, "public_inputs": [*INPUTS, MUTE], "max_queries": 9}
+    made = built(awaited, budget=budget, **options)
+    assert isinstance(made, BaseExampleSelector)
+    assert {e["text"]: e["queue"] for e in made.examples} == {t: "card" if "card" in t else "transfer" for t in INPUTS}
+    assert made.rejected == [{"text": MUTE}]
+    assert made.waiting == []
+    assert made.queries_left == 2
+    paid, asked = lines(budget), len(spy.private)
+    shown = made.select_examples({"input": "x"})
+    assert asyncio.run(made.aselect_examples({"input": "x"})) == shown
+    assert stock(made, DPFewShotPromptTemplate).format(input="x") == joined(shown, "x")
+    made.choose_student(Spy(), **STUDENT)
+    made.with_strategy("similarity", **STRATEGIES["similarity"]).select_examples({"input": "x"})
+    made.add_public_example({"text": "new card", "queue": "card"})
+    assert (lines(budget), len(spy.private)) == (paid, asked)
+    assert sum(n for name, n in counts(budget).items() if "reserve" in name) == (1 if teachers == "one_sample" else 7)
+    assert verify_report(made.pool).ok
+    assert made.epsilon == made.privacy_report["epsilon"] == 2e5
+    assert made.privacy_report["private"] is True
+    budget.verify()
+
+
+def knows(needed: str, private: str = "card") -> Callable[..., Mapping[str, float]]:
+    """A student that is right about an input only behind one demonstration; teachers are always right."""
+
+    def answers(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        *shown, query = prompt.split("\n\n")
+        is_card = private in query.split("queue:", maxsplit=1)[0]
+        is_right = CANARY in prompt or any(needed in example for example in shown)
+        card = 0.9 if is_card == is_right else 0.1
+        return {" card": card, " transfer": 1 - card}
+
+    return answers
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_the_prompt_that_does_best_on_held_back_labels_is_shown(awaited: bool) -> None:
+    found = []
+    for needed in INPUTS[:3]:
+        options: dict[str, Any] = {"llm": Spy(), "student_llm": Spy(knows(needed)), "num_candidates": 40}
+        made = selector(**options, seed=INPUTS.index(needed))
+        if awaited:
+            asyncio.run(made.achoose_student(options["student_llm"], **{**STUDENT, "num_candidates": 40}))
+        choice = made.student
+        shown = [example["text"] for example in made.select_examples({})]
+        texts = [entry.fields["text"] for entry in made.pool.entries]
+        assert shown == [texts[place] for place in choice.demonstrations]
+        assert len(shown) == 2
+        held_back = [texts[place] for place in choice.held_back]
+        assert len(held_back) == 2
+        assert not set(held_back) & {texts[place] for one in choice.candidates for place in one.places}
+        if needed not in held_back:
+            assert needed in shown
+            assert choice.accuracy == 1.0
+            found.append(needed)
+    assert found
+
+
+def test_the_same_seed_chooses_the_same_prompt_and_moves_no_noise() -> None:
+    first, again = selector(seed=3), selector(seed=3)
+    assert first.student == again.student
+    assert first.select_examples({}) == again.select_examples({})
+    other = [selector(seed=seed).student.demonstrations for seed in range(4, 9)]
+    assert any(places != first.student.demonstrations for places in other)
+
+
+def test_a_student_of_its_own_sees_public_text_only() -> None:
+    teachers, student = Spy(), Spy()
+    selector(llm=teachers, student_llm=student)
+    assert student.private == []
+    assert student.public
+    assert CANARY not in repr(student.public)
+    assert {prompt.count("text: ") for prompt in teachers.public} == {1}  # inputs alone: no student's prompt
+    assert max(prompt.count("text: ") for prompt in student.public) == 3
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_student_is_calibrated_where_it_is_asked_to(wanted: bool) -> None:
+    student = Spy()
+    selector(student_llm=student, calibrate_student=wanted, content_free=["nothing"])
+    free = [prompt for prompt in student.public if prompt.endswith("text: nothing\nqueue:") and "\n\n" in prompt]
+    assert bool(free) is wanted
+
+
+def test_other_strategies_search_for_no_prompt() -> None:
+    spy = Spy()
+    made = selector(llm=spy, strategy="similarity", strategy_options=STRATEGIES["similarity"])
+    assert made.student is None
+    assert {prompt.count("text: ") for prompt in spy.public} == {1}
+    assert len(made.select_examples({"input": CARD})) == 2
+
+
+@pytest.mark.parametrize("student", [None, FakeListChatModel(responses=["card"])], ids=["the teachers' own", "another"])
+def test_models_that_only_write_teach_and_learn(student: Any) -> None:
+    made = selector(llm=FakeListChatModel(responses=["Card."]), votes="text", student_llm=student, calibrate=None)
+    assert {example["queue"] for example in made.examples} == {"card"}
+    assert made.student.accuracy == 1.0
+    assert PromptPATEExampleSelector.from_labeler(made._labeler, student_llm=student, **STUDENT).student == made.student
+
+
+def test_a_student_that_only_writes_cannot_stand_beside_teachers_with_probabilities() -> None:
+    budget = house()
+    with pytest.raises(CapabilityError):
+        selector(student_llm=FakeListChatModel(responses=["card"]), budget=budget)
+    assert lines(budget) == []
+
+
+FAULTS: list[dict[str, Any]] = [
+    {"num_shots": 0},
+    {"num_candidates": 0},
+    {"num_validation": 0},
+    {"num_validation": 1.5},
+    {"seed": -1},
+    {"seed": "x"},
+    {"calibrate_student": "yes"},
+    {"strategy": "nearest"},
+    {"strategy": "similarity"},
+    {"strategy": "mmr", "strategy_options": {"embeddings": Words(), "k": 9, "fetch_k": 3}},
+    {"strategy": "similarity", "strategy_options": {"embeddings": "words"}},
+    {
+        "strategy": "similarity",
+        "strategy_options": {"embeddings": Words(), "vectorstore": InMemoryVectorStore(Words())},
+    },
+    {"strategy": "length"},
+    {"strategy": "length", "strategy_options": {"example_prompt": EXAMPLE, "max_length": 0}},
+    {"strategy_options": {"k": 0}},
+    {"strategy_options": {"weight": 1}},
+    {"strategy_options": {"embeddings": Words()}},
+    {"escape_braces": "yes"},
+    {"student_llm": "gpt"},
+    {"public_inputs": "one text"},
+    {"public_inputs": [{"text": "x", "queue": "card"}]},
+    {"teachers": "tenured"},
+    {"unknown": 1},
+    {"budget": "a budget"},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[str(number) for number in range(len(FAULTS))])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_public_fault_binds_nothing_and_asks_nothing_private(fault: dict[str, Any], awaited: bool) -> None:
+    private, spy, budget = examples(), Spy(), house()
+    with pytest.raises(TypeError if "unknown" in fault else ConfigurationError):
+        built(awaited, private, **{"llm": spy, "budget": budget, **fault})
+    assert (lines(budget), spy.private) == ([], [])
+    if not awaited:
+        selector(private, budget=house(), public_inputs=[CARD, WIRE])
+
+
+def test_refusals_and_charges_are_told() -> None:
+    observer, later = Observer(), AsyncObserver()
+    made: list[Any] = []
+
+    def run(_: Any) -> None:
+        made.append(selector(max_queries=len(INPUTS)))
+        made[0].add_example({"text": "one more"})
+
+    async def arun(_: Any) -> None:
+        await made[0].aadd_example({"text": "one more"})
+
+    with pytest.raises(PrivacyBudgetExceededError):
+        RunnableLambda(run).invoke(0, {"callbacks": [observer]})
+    assert [data["tickets"] for data in observer.named(CHARGED)] == [1] * len(INPUTS)
+    assert [data["error"] for data in observer.named(REFUSED)] == ["PrivacyBudgetExceededError"]
+    with pytest.raises(PrivacyBudgetExceededError):
+        asyncio.run(RunnableLambda(arun).ainvoke(0, {"callbacks": [later]}))
+    assert [name for name, _ in later.heard] == [REFUSED]
+    with pytest.raises(NoPrivacyBudgetError):
+        PromptPATEExampleSelector.from_private_examples(examples(), llm=Spy(), public_inputs=INPUTS, **loud())
+
+
+# -- in LangChain's own classes ----------------------------------------------------------------------------------
+
+
+def test_the_stock_string_template_breaks_on_braces_without_the_option() -> None:
+    made = released(k=6)
+    assert BRACED in [example["text"] for example in made.select_examples({})]
+    with pytest.raises((KeyError, ValueError, IndexError)):
+        stock(made).format(input="x")
+    with pytest.raises((KeyError, ValueError, IndexError)):
+        asyncio.run(stock(made).aformat(input="x"))
+
+
+@strategies
+@pytest.mark.parametrize("query", ["my card", "a {brace} card", ""])
+def test_braces_arrive_byte_for_byte_in_every_class(strategy: str, query: str) -> None:
+    plain, escaped = (released(strategy=strategy, **STRATEGIES[strategy], escape_braces=on) for on in (False, True))
+    shown = plain.select_examples({"input": query})
+    assert shown
+    expected = joined(shown, query)
+    for prompt in (stock(escaped), stock(plain, DPFewShotPromptTemplate)):
+        assert prompt.format(input=query) == expected
+        assert asyncio.run(prompt.aformat(input=query)) == expected
+        assert prompt.invoke({"input": query}).to_string() == expected
+        assert asyncio.run(prompt.ainvoke({"input": query})).to_string() == expected
+    turns = [text for example in shown for text in (example["text"], example["queue"])]
+    assert [message.content for message in chat(plain).format_messages(input=query)] == turns
+    assert [message.content for message in asyncio.run(chat(plain).aformat_messages(input=query))] == turns
+
+
+def test_escaping_is_for_string_templates_only() -> None:
+    doubled = [message.content for message in chat(released(k=6, escape_braces=True)).format_messages(input="x")]
+    assert BRACED not in doubled
+    assert BRACED.replace("{", "{{").replace("}", "}}") in doubled
+
+
+def test_it_stands_in_a_chain() -> None:
+    made = selector(escape_braces=True)
+    seen: list[Any] = []
+
+    def answer(value: Any) -> Any:
+        seen.append(value.to_string())
+        return value
+
+    watch = RunnableLambda(answer)
+    chain = stock(made) | watch | FakeListChatModel(responses=["card"]) | StrOutputParser()
+    assert chain.invoke({"input": "lost {it}"}) == asyncio.run(chain.ainvoke({"input": "lost {it}"})) == "card"
+    assert chain.batch([{"input": "lost {it}"}] * 2) == ["card"] * 2
+    plain = made.with_strategy("validated", escape_braces=False)
+    expected = joined(plain.select_examples({}), "lost {it}")
+    assert seen == [expected] * 4
+    turns = ChatPromptTemplate.from_messages([("system", "Sort."), chat(plain), ("human", "{input}")])
+    messages = (turns | FakeListChatModel(responses=["card"])).invoke({"input": "lost {it}"})
+    assert messages.content == "card"
+    assert [m.type for m in turns.invoke({"input": "x"}).messages] == ["system", *["human", "ai"] * 2, "human"]
+
+
+def test_it_stands_in_the_package_s_own_template_with_all_its_ways() -> None:
+    prompt = stock(selector(), DPFewShotPromptTemplate)
+    assert asyncio.run(prompt.abatch([{"input": "{a}"}]))[0].to_string() == prompt.format(input="{a}")
+
+
+def test_what_it_gives_are_copies() -> None:
+    made = selector()
+    for give in (lambda: made.select_examples({}), lambda: made.examples, lambda: made.rejected or made.examples):
+        give()[0]["text"] = "changed"
+        assert "changed" not in repr(give())
+    made.privacy_report["epsilon"] = 0.0
+    assert made.epsilon == 2e5
+
+
+# -- growing -----------------------------------------------------------------------------------------------------
+
+
+def add(made: Any, example: Any, awaited: bool) -> Any:
+    return asyncio.run(made.aadd_example(example)) if awaited else made.add_example(example)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_add_example_labels_one_more_input_and_pays_for_it_once(awaited: bool) -> None:
+    budget, spy = house(), Spy()
+    made = selector(budget=budget, llm=spy)
+    before, shown, student = len(spy.private), made.select_examples({}), made.student
+    assert add(made, {"text": "new card"}, awaited) == "card"
+    assert add(made, {"input": "new card"}, awaited) == "card"
+    assert add(made, {"text": f"{MUTE}?"}, awaited) is None
+    assert add(made, {"text": f"{MUTE}?"}, awaited) is None
+    assert add(made, {"text": CARD}, awaited) == "card"
+    assert len(spy.private) == before + 2
+    assert counts(budget) == {"reserve label": 8, "commit label": 8}
+    assert made.examples[-1] == {"text": "new card", "queue": "card"}
+    assert made.rejected == [{"text": f"{MUTE}?"}]
+    assert (made.select_examples({}), made.student, made.queries_left) == (shown, student, 1)
+    assert made.pool.entries == made._labeler.pool.entries
+    assert verify_report(made.pool).ok
+    for bad in ({"text": "x", "queue": "card"}, {"words": "x"}, 5):
+        with pytest.raises(ConfigurationError):
+            add(made, bad, awaited)
+    assert counts(budget)["reserve label"] == 8
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_add_example_says_when_nothing_is_left_and_costs_nothing_in_an_outage(awaited: bool) -> None:
+    spy = Spy()
+    made = selector(llm=spy, max_queries=7)
+    spy.at_public = fails(*[ModelCallError("down")] * 5)
+    with pytest.raises(ModelCallError):
+        add(made, {"text": "new card"}, awaited)
+    assert (made.queries_left, len(made.examples)) == (1, 6)
+    spy.at_public = fails()
+    assert add(made, {"text": "new card"}, awaited) == "card"
+    with pytest.raises(PrivacyBudgetExceededError):
+        add(made, {"text": "yet another"}, awaited)
+    assert add(made, {"text": "new card"}, awaited) == "card"
+    assert len(made.examples) == 7
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_add_public_example_is_free_and_nobody_pays_for_it_later(awaited: bool) -> None:
+    budget = house()
+    made = selector(budget=budget, verbalizers={"card": [" plastic"], "transfer": [" wire"]}, llm=_plastic())
+    paid = lines(budget)
+
+    def add_public(example: Any) -> None:
+        asyncio.run(made.aadd_public_example(example)) if awaited else made.add_public_example(example)
+
+    add_public({"text": "by label", "queue": "card"})
+    add_public({"text": "by text", "queue": "wire"})
+    by_label, by_text = made.examples[-2:]
+    assert (by_label, by_text) == (
+        {"text": "by label", "queue": "plastic"},
+        {"text": "by text", "queue": "wire"},
+    )
+    assert [entry.label for entry in made.pool.public] == ["card", "transfer"]
+    for bad in (
+        {"text": "x", "queue": "cash"},
+        {"text": "x"},
+        {"words": "x", "queue": "card"},
+        {"text": CARD, "queue": "card"},
+        {"text": "by text", "queue": "card"},
+        "text",
+    ):
+        with pytest.raises(ConfigurationError):
+            add_public(bad)
+    assert add(made, {"text": "by label"}, awaited) == "card"
+    assert lines(budget) == paid
+    assert made.epsilon == 2e5
+    assert verify_report(made.pool).ok
+
+
+def _plastic() -> Spy:
+    spy = Spy(lambda prompt, _: {" plastic": 0.9, " wire": 0.1})
+    spy._vocabulary = None
+    spy._max_top_k = 2
+    return spy
+
+
+def test_an_input_that_waits_takes_a_public_label() -> None:
+    made = selector(public_inputs=[CARD, WIRE, "waits"], max_queries=2)
+    assert made.waiting == [{"text": "waits"}]
+    made.add_public_example({"text": "waits", "queue": "transfer"})
+    assert made.waiting == []
+    assert [example["text"] for example in made.examples] == [CARD, WIRE, "waits"]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("strategy", ["similarity", "mmr"])
+def test_selection_by_vectors_knows_what_was_added(strategy: str, awaited: bool) -> None:
+    made = selector(strategy=strategy, strategy_options={**STRATEGIES[strategy], "k": 1})
+    text = "card card card card"
+    assert made.select_examples({"input": text})[0]["text"] != text
+    add(made, {"text": text}, awaited)
+    assert made.select_examples({"input": text}) == [{"text": text, "queue": "card"}]
+    text = "it it it it it it it it it it it it"
+    made.add_public_example({"text": text, "queue": "transfer"})
+    assert asyncio.run(made.aselect_examples({"input": text})) == [{"text": text, "queue": "transfer"}]
+
+
+def test_threads_that_add_the_same_pay_once() -> None:
+    made = selector()
+    answers: list[Any] = []
+
+    def ask() -> None:
+        for _ in range(300):
+            try:
+                answers.append(made.add_example({"text": "new card"}))
+            except ConfigurationError:  # the labeler is busy with another
+                continue
+            return
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers
+    assert set(answers) == {"card"}
+    assert made.queries_left == 2
+    assert [example["text"] for example in made.examples].count("new card") == 1
+
+
+# -- strategies --------------------------------------------------------------------------------------------------
+
+
+@strategies
+def test_every_strategy_selects_from_the_pool_sync_and_async(strategy: str) -> None:
+    made = selector().with_strategy(strategy, **STRATEGIES[strategy])
+    shown = made.select_examples({"input": "my card"})
+    assert shown
+    assert asyncio.run(made.aselect_examples({"input": "my card"})) == shown
+    assert all(example in made.examples for example in shown)
+    assert f"strategy='{strategy}'" in repr(made)
+    assert made.queries_left == 3
+
+
+def test_the_nearest_examples_are_shown_first_whatever_the_variable_is_called() -> None:
+    made = released(strategy="similarity", **STRATEGIES["similarity"])
+    for name in ("input", "text", "question"):
+        assert {e["queue"] for e in made.select_examples({name: "card"})} == {"card"}
+        assert {e["queue"] for e in made.select_examples({name: "it it it "})} == {"transfer"}
+
+
+def test_a_vector_store_of_ones_own_is_filled_with_this_pool_alone() -> None:
+    store = InMemoryVectorStore(Words())
+    made = released(strategy="similarity", vectorstore=store, k=1)
+    assert made.select_examples({"input": "card card"})
+    assert len(store.store) == len(INPUTS)
+
+
+def test_with_strategy_shares_teachers_and_keeps_the_pool() -> None:
+    budget = house()
+    made = selector(budget=budget)
+    other = made.with_strategy("length", **STRATEGIES["length"], escape_braces=True)
+    assert other.escape_braces
+    assert other.pool == made.pool
+    other.add_example({"text": "new card"})
+    assert (len(other.examples), len(made.examples)) == (7, 6)
+    paid = lines(budget)
+    made.add_example({"text": "new card"})
+    assert (len(made.examples), lines(budget)) == (7, paid)
+    for bad in ({"strategy": "nearest"}, {"strategy": "similarity"}, {"strategy": "validated", "weight": 1}):
+        with pytest.raises(ConfigurationError):
+            made.with_strategy(**bad)
+
+
+@pytest.mark.parametrize("bad", [None, "pool", {"entries": []}])
+def test_it_is_built_on_a_pool_and_nothing_else(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="LabelledPool"):
+        PromptPATEExampleSelector(bad)
+
+
+# -- too few labels, outages and stops ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("inputs", "found"), [([MUTE, f"{MUTE}!"], 0), ([MUTE, CARD], 1)])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_too_few_labels_warn_and_do_not_raise(inputs: list[str], found: int, awaited: bool) -> None:
+    with pytest.warns(UserWarning, match=f"{found} of 2 inputs got a label, {2 - found} were rejected"):
+        made = built(awaited, public_inputs=inputs)
+    assert made.student is None
+    assert len(made.rejected) == 2 - found
+    assert made.select_examples({"input": "x"}) == made.examples
+    assert len(made.examples) == found
+    with pytest.raises(ConfigurationError, match="at least two"):
+        made.choose_student()
+    made.add_public_example({"text": "given", "queue": "card"})
+    made.add_public_example({"text": "given too", "queue": "transfer"})
+    assert made.choose_student(**STUDENT).validated >= 1
+    assert made.select_examples({})
+
+
+@strategies
+def test_a_pool_without_labels_selects_nothing_and_formats(strategy: str) -> None:
+    made = PromptPATEExampleSelector(pool({MUTE: None}), strategy=strategy, **STRATEGIES[strategy])
+    assert made.select_examples({"input": "x"}) == asyncio.run(made.aselect_examples({"input": "x"})) == []
+    assert stock(made).format(input="x") == "text: x\nqueue:"
+    assert chat(made).format_messages(input="x") == []
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_outage_of_the_student_keeps_every_label(awaited: bool) -> None:
+    budget, student = house(), Spy()
+    student.at_public = fails(*[ModelCallError("the student is down")] * 40)
+    options: dict[str, Any] = {"student_llm": student, "budget": budget}
+    with pytest.raises(LabellingInterruptedError, match="All labels are released and kept") as caught:
+        built(awaited, **options)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    paid = lines(budget)
+    again: PromptPATELabeler = caught.value.labeler
+    assert len(again.pool.labelled) == len(INPUTS)
+    student.at_public = fails()
+    if awaited:
+        made = asyncio.run(PromptPATEExampleSelector.afrom_labeler(again, student_llm=student, **STUDENT))
+    else:
+        made = PromptPATEExampleSelector.from_labeler(again, student_llm=student, **STUDENT)
+    assert made.student.accuracy == 1.0
+    assert lines(budget) == paid
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_outage_of_the_teachers_is_resumed_from_the_error(awaited: bool) -> None:
+    budget, spy = house(), Spy()
+    spy.at_public = fails(None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
+    with pytest.raises(LabellingInterruptedError, match="1 of 6 inputs") as caught:
+        built(awaited, llm=spy, budget=budget)
+    again = caught.value.labeler
+    spy.at_public = fails()
+    again.run()
+    made = PromptPATEExampleSelector.from_labeler(again, **STUDENT)
+    assert len(made.examples) == 6
+    assert counts(budget) == {"reserve label": 6, "commit label": 6}
+
+
+@pytest.mark.parametrize("at", ["labels", "student"])
+def test_ctrl_c_carries_the_labeler_and_shows_nothing(at: str) -> None:
+    spy, student = Spy(), Spy()
+    stopped = fails(None, KeyboardInterrupt())  # type: ignore[arg-type]
+    if at == "labels":
+        spy.at_private = stopped
+    else:
+        student.at_public = fails(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        selector(llm=spy, student_llm=student)
+    again: PromptPATELabeler = caught.value.labeler  # type: ignore[attr-defined]
+    assert len(again.pool.labelled) == (1 if at == "labels" else 6)
+    public = "array([0.9, 0.1])"  # the public model's own answer
+    assert [look for look in shows_private(caught.value) if look != public] == []
+    assert CANARY not in repr(locals_of_ours(caught.value))
+
+
+# -- files, copies and what shows --------------------------------------------------------------------------------
+
+
+def test_a_saved_selector_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    made = selector(public_inputs=[*INPUTS, MUTE], mechanism="gaussian")
+    made.add_public_example({"text": "given", "queue": "card"})
+    made.save(path)
+    again = PromptPATEExampleSelector.load(path)
+    assert again.pool == made.pool
+    assert again.student == made.student
+    assert again.examples == made.examples
+    assert again.rejected == made.rejected
+    assert again.select_examples({}) == made.select_examples({})
+    assert (again.epsilon, again.privacy_report) == (made.epsilon, made.privacy_report)
+    assert verify_report(again.pool).ok
+    assert again.queries_left == 0
+    with pytest.raises(ConfigurationError, match="add_public_example"):
+        again.add_example({"text": "x"})
+    with pytest.raises(ConfigurationError, match="llm"):
+        again.choose_student()
+    assert again.choose_student(Spy(), **STUDENT) == made.choose_student(Spy(), **STUDENT)
+    again.save(path)
+    assert PromptPATEExampleSelector.load(path, escape_braces=True).pool == again.pool
+    other = PromptPATEExampleSelector.load(path, strategy="similarity", **STRATEGIES["similarity"])
+    assert len(other.select_examples({"input": "card"})) == 2
+
+
+def test_a_checkpoint_of_a_run_that_stopped_is_a_selector_too(tmp_path: Path) -> None:
+    path = tmp_path / "labels.json"
+    spy = Spy()
+    spy.at_public = fails(None, None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
+    with pytest.raises(LabellingInterruptedError):
+        selector(llm=spy, checkpoint=path)
+    made = PromptPATEExampleSelector.load(path)
+    assert [example["queue"] for example in made.select_examples({})] == ["card", "transfer"]
+    assert len(made.waiting) == 4
+    assert made.choose_student(Spy(), **STUDENT).validated == 1
+
+
+def _moved(state: dict[str, Any]) -> None:
+    for one in state["student"]["candidates"]:
+        one["places"] = [place + 70 for place in one["places"]]
+    state["student"]["demonstrations"] = [place + 70 for place in state["student"]["demonstrations"]]
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another format": lambda state: state.update(format="pickle"),
+    "another version": lambda state: state.update(version=2),
+    "no labels": lambda state: state.pop("labels"),
+    "an unknown key": lambda state: state.update(extra=1),
+    "a label of its own": lambda state: state["entries"][0].update(label="cash"),
+    "a status of its own": lambda state: state["entries"][0].update(status="sure"),
+    "a waiting label": lambda state: state["entries"][0].update(status="waiting"),
+    "a nested text": lambda state: state["entries"][0].update(fields={"text": {"a": "b"}}),
+    "no student": lambda state: state.update(student={}),
+    "a student of other entries": _moved,
+    "a student that boasts": lambda state: state["student"].update(accuracy=2.0),
+    "a report of another kind": lambda state: state.update(report=[]),
+    "an epsilon of text": lambda state: state["report"].update(epsilon="small"),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_a_hostile_file_is_refused(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    selector().save(path)
+    assert PromptPATEExampleSelector.load(path)
+    state = json.loads(path.read_text())
+    HOSTILE[change](state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(ConfigurationError):
+        PromptPATEExampleSelector.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', "\x00", "[" * 100_000])
+def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError):
+        PromptPATEExampleSelector.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verbalizers": 5},
+        {"verbalizers": {"card": [" card"]}},
+        {"verbalizers": {"card": " a", "transfer": " a"}},
+        {"suffix": 5},
+        {"suffix": "{a.b}"},
+        {"example_prompt": "{text.__class__}"},
+        {"votes": "loud"},
+        {"text_key": 5},
+        {"content_free_inputs": 5},
+        {"content_free_inputs": [5]},
+        {"example_separator": 5},
+    ],
+    ids=str,
+)
+def test_a_plan_that_asks_for_no_prompt_chooses_no_student(change: dict[str, Any]) -> None:
+    state = json.loads(pool().to_json())
+    made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(state)))
+    assert made.choose_student(Spy(), **STUDENT)
+    state["plan"].update(change)
+    made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(state)))
+    with pytest.raises(ConfigurationError):
+        made.choose_student(Spy(), **STUDENT)
+    assert made.select_examples({})
+
+
+def test_a_pickle_holds_no_handle_and_a_deep_copy_the_same_one() -> None:
+    budget = house()
+    made = selector(budget=budget)
+    data = pickle.dumps(made)
+    assert CANARY.encode() not in data
+    assert b"PromptPATELabeler" not in data
+    thawed = pickle.loads(data)  # noqa: S301
+    assert (thawed.queries_left, thawed.pool, thawed.select_examples({})) == (0, made.pool, made.select_examples({}))
+    with pytest.raises(ConfigurationError, match="copied from another process"):
+        thawed.add_example({"text": "x"})
+    thawed.add_public_example({"text": "given", "queue": "card"})
+    assert len(thawed.examples) == len(made.examples) + 1
+    for copied in (copy.copy(made), copy.deepcopy(made)):
+        assert (copied.pool, copied.select_examples({}), copied.queries_left) == (
+            made.pool,
+            made.select_examples({}),
+            made.queries_left,
+        )
+        copied.add_public_example({"text": "copied", "queue": "card"})
+        assert len(copied.examples) == len(made.examples) + 1
+    left = made.queries_left
+    copy.deepcopy(made).add_example({"text": "new card"})
+    assert made.queries_left == left - 1
+    assert copy.deepcopy(made.with_strategy("validated", escape_braces=True)).escape_braces
+
+
+def test_nothing_private_shows_anywhere() -> None:
+    budget = house()
+    made = selector(budget=budget, public_inputs=[*INPUTS, MUTE], max_queries=7)
+    with pytest.raises(PrivacyBudgetError) as refusal:
+        made.add_example({"text": "more"})
+    things = [made, made._labeler, made.student, made.pool, refusal.value, made._strategy, made.privacy_report]
+    for thing in (*things, stock(made), chat(made)):
+        assert CANARY not in shown_by(thing)
+        assert "private-examples" in made.privacy_report["dataset_id"]
+    assert CANARY not in made.pool.to_json()
+    assert repr(made) == "PromptPATEExampleSelector(strategy='validated', examples=6, queries_left=0)"
+    assert CANARY not in repr(locals_of_ours(refusal.value))
+    assert shows_private(refusal.value) == []
+
+
+def test_a_pool_of_public_labels_costs_nothing_and_others_say_infinity() -> None:
+    assert released().epsilon == 0.0
+    assert PromptPATEExampleSelector(pool({MUTE: None})).epsilon == math.inf
+
+
+def test_from_labeler_takes_the_labels_there_are_so_far() -> None:
+    made = labeler(public_inputs=INPUTS)
+    stream = made.stream()
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    early = PromptPATEExampleSelector.from_labeler(made, **STUDENT)
+    assert (len(early.examples), len(early.waiting), early.queries_left) == (3, 3, 3)
+    made.run()
+    assert len(PromptPATEExampleSelector.from_labeler(made, **STUDENT).examples) == 6
+    assert early.add_example({"text": INPUTS[-1]}) == "transfer"  # labelled meanwhile
+    assert (len(early.examples), len(early.waiting)) == (4, 2)
+    with pytest.raises(ConfigurationError):
+        PromptPATEExampleSelector.from_labeler(made, num_shots=0)
+
+
+def test_bars_show_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    selector(progress=True)
+    shown = capsys.readouterr().err
+    assert "private labels" in shown
+    assert "student prompts" in shown
+    selector(progress=False)
+    assert "private labels" not in capsys.readouterr().err
+
+
+def test_the_embedded_model_teaches_and_learns_offline() -> None:
+    records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(120)]
+    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
+    inputs = [f"{word} {label}" for label in LABELS for word in ("my", "the lost", "another")]
+    shape: dict[str, Any] = {"teachers": "fixed", "num_slots": 8, "shots_per_slot": 4}
+    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, **shape)
+    assert [example["queue"] for example in made.examples] == ["card"] * 3 + ["transfer"] * 3
+    assert made.student.accuracy == 1.0
