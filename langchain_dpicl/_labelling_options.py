@@ -253,6 +253,18 @@ def resumed(
     return name, [*kept.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
 
 
+def check_paid(entries: Sequence[PoolEntry], *, used: int) -> None:
+    """Refuses labels of a checkpoint that the share has not paid for.
+
+    Raises:
+      ConfigurationError: there are more of them than tickets of the share were used for.
+    """
+    released = sum(entry.status in {"labelled", "rejected"} for entry in entries)
+    if released > used:
+        expected = f"at most the {used} labels that this component has paid for on this ledger"
+        raise fail("checkpoint", expected, released, "Give the component that paid, or take another file.")
+
+
 def labelling_plan(
     private: PrivateExamples,
     task: VotingTask,

@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from langchain_dpicl._query_plan import RowsPlan, expected_votes
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_int, check_real
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.label_tickets import (
+    ANSWER_TEMPLATE,
+    LABEL_TEMPLATE,
+    SAMPLE_TEMPLATE,
+    TEACHERS,
+    TEST_TEMPLATE,
+    Teachers,
+    label_tickets,
+)
 from langchain_dpicl.privacy.tickets import Ticket
 
-Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]
-TEACHERS: tuple[Teachers, ...] = get_args(Teachers)
-"""How private prompts are drawn: anew for every input, once for all of them in secret, or never."""
-
-LABEL_TEMPLATE = "label"
-"""The ticket template of one label."""
-SAMPLE_TEMPLATE = "labels"
-"""The ticket template of all labels from one secret sample."""
-TEST_TEMPLATE = "test"
-"""The ticket template of one test of fixed teachers' agreement."""
-ANSWER_TEMPLATE = "answer"
-"""The ticket template of one label from fixed teachers that have passed the test."""
+__all__ = [
+    "ANSWER_TEMPLATE",
+    "LABEL_TEMPLATE",
+    "SAMPLE_TEMPLATE",
+    "TEACHERS",
+    "TEST_TEMPLATE",
+    "LabellingPlan",
+    "Teachers",
+]
 
 _STEPS = 1000  # guesses of the agreement are thousandths
 
@@ -65,17 +70,9 @@ class LabellingPlan(RowsPlan):
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the share; an unburnt one can be handed back."""
-        mechanism = self.release.mechanism
-        if self.teachers == "one_sample":
-            whole = self.release.block_event(self.max_queries, self.max_answers)
-            return (_ticket(SAMPLE_TEMPLATE, whole, 1),)
-        if self.teachers == "fixed" and isinstance(mechanism, ConfidentGNMaxMechanism):
-            answers = self.max_queries if self.max_answers is None else self.max_answers
-            return (
-                _ticket(TEST_TEMPLATE, mechanism.test_event, self.max_queries),
-                _ticket(ANSWER_TEMPLATE, mechanism.answer_event, answers),
-            )
-        return (_ticket(LABEL_TEMPLATE, self.release.block_event(1), self.max_queries),)
+        return label_tickets(
+            self.release, teachers=self.teachers, max_queries=self.max_queries, max_answers=self.max_answers
+        )
 
     def cost(
         self,
@@ -145,9 +142,10 @@ class LabellingPlan(RowsPlan):
         return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from `release` in it."""
         out = {
             **RowsPlan.to_dict(self),
+            "release": self.release.to_dict(),
             "teachers": self.teachers,
             "max_answers": self.max_answers,
             "threshold": self.threshold,
@@ -159,7 +157,3 @@ class LabellingPlan(RowsPlan):
             out["test_noise_multiplier"] = mechanism.test_noise_multiplier
             out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
         return out
-
-
-def _ticket(template: str, event: Event, count: int) -> Ticket:
-    return Ticket(template=template, event=event, max_count=count, refundable=True)

@@ -5,6 +5,7 @@ Knows inputs, tickets left and files; who teaches is `teachers`, how a run is pl
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,8 +14,9 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from langchain_dpicl._labelling_options import InputWording, key_of
+from langchain_dpicl._labelling_options import InputWording, check_paid, key_of
 from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.exceptions import (
@@ -27,11 +29,13 @@ from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import LabellingPlan
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.querying import Turn
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.teachers import Teachers
 
 
-class LabellingRun:
+class LabellingRun(Uncopyable):
     """A run over public inputs, with what it needs to stop and to go on. Made by `PromptPATELabeler`."""
 
     def __init__(
@@ -51,14 +55,17 @@ class LabellingRun:
         self.rows: LabelRows = teachers.rows
         self.inputs = inputs
         self.engine = engine
+        check_paid(entries, used=teachers.used)
         self._teachers = teachers
         self._entries = list(entries)
+        self._places = {key_of(entry.fields): place for place, entry in enumerate(self._entries)}
         self._budget = budget
         self._share = share
         self._public = dict(public)
         self._checkpoint = checkpoint
         self._is_behind = True
-        self._lock = threading.Lock()
+        self._gate = Gate(1)
+        self._holder: tuple[int, int | None] | None = None
         self._growing = threading.Lock()
 
     @property
@@ -115,9 +122,9 @@ class LabellingRun:
         with self._bar(progress) as bar:
             for place in self._waiting():
                 failure = ""
-                with self._events() as events, self._alone():
+                with self._events() as events, self._carried():
                     try:
-                        is_done = drive(self._label(place, events))
+                        is_done = drive(self._in_turn(place, events))
                     except ModelCallError as error:
                         failure = str(error)
                 self._check_done(failure)
@@ -133,9 +140,9 @@ class LabellingRun:
             for place in self._waiting():
                 failure = ""
                 async with self._events() as events:
-                    with self._alone():
+                    with self._carried():
                         try:
-                            is_done = await adrive(self._label(place, events))
+                            is_done = await adrive(self._in_turn(place, events))
                         except ModelCallError as error:
                             failure = str(error)
                 self._check_done(failure)
@@ -155,8 +162,8 @@ class LabellingRun:
         """
         place = self._place(given)
         if self._entries[place].status == "waiting":
-            with self._events() as events, self._alone():
-                if not drive(self._label(place, events)):
+            with self._events() as events, self._carried():
+                if not drive(self._in_turn(place, events)):
                     raise self._spent()
             self._settle()
         return self._entries[place]
@@ -166,8 +173,8 @@ class LabellingRun:
         place = self._place(given)
         if self._entries[place].status == "waiting":
             async with self._events() as events:
-                with self._alone():
-                    if not await adrive(self._label(place, events)):
+                with self._carried():
+                    if not await adrive(self._in_turn(place, events)):
                         raise self._spent()
             self._settle()
         return self._entries[place]
@@ -176,11 +183,23 @@ class LabellingRun:
         """Returns where an input stands, after putting it at the end where it is new."""
         fields = self.inputs.fields_of(given)
         with self._growing:
-            for place, entry in enumerate(self._entries):
-                if key_of(entry.fields) == key_of(fields):
-                    return place
-            self._entries.append(PoolEntry(fields=fields, label=None, status="waiting"))
-            return len(self._entries) - 1
+            place = self._places.setdefault(key_of(fields), len(self._entries))
+            if place == len(self._entries):
+                self._entries.append(PoolEntry(fields=fields, label=None, status="waiting"))
+            return place
+
+    def _in_turn(self, place: int, events: RunEvents) -> Walk[bool]:
+        """Labels one input when nobody else does (a walk): one after the other, whoever asks."""
+        me = _caller()
+        if self._holder == me or not (yield Turn(self._gate)):  # to wait would be to wait for ever
+            msg = "label: expected no call from within another, nor a blocking one beside it below an event loop."
+            raise ConfigurationError(f"{msg} Take alabel.")
+        self._holder = me
+        try:
+            return (yield from self._label(place, events))
+        finally:
+            self._holder = None
+            self._gate.__exit__(None, None, None)
 
     def _label(self, place: int, events: RunEvents) -> Walk[bool]:
         """Labels one input (a walk); False: nothing is left to pay with."""
@@ -242,17 +261,6 @@ class LabellingRun:
         return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other runs off."""
-        if not self._lock.acquire(blocking=False):
-            raise ConfigurationError("run: expected no other run of this labeler, found one. Wait for its end.")
-        try:
-            with self._carried():
-                yield
-        finally:
-            self._lock.release()
-
-    @contextmanager
     def _carried(self) -> Iterator[None]:
         """Whatever ends the block, the error carries this labeler."""
         try:
@@ -291,3 +299,12 @@ class LabellingRun:
 
     def __repr__(self) -> str:
         return f"PromptPATELabeler(component={self._share.component!r}, queries_left={self.queries_left})"
+
+
+def _caller() -> tuple[int, int | None]:
+    """Returns who calls: the thread, and the task that runs in it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        task = None
+    return threading.get_ident(), None if task is None else id(task)

@@ -20,6 +20,7 @@ from langchain_dpicl._selector_options import (
     StudentOptions,
     StudentWork,
     check_selection,
+    labeler_of,
     made,
     public_entry,
     student_of,
@@ -70,7 +71,7 @@ class PoolSelector(BaseExampleSelector):
         self._options = shown
         self._labels = pool
         self._student = student_of(pool)
-        self._labeler = labeler
+        self._labeler = None if labeler is None else labeler_of(pool, labeler)
         self._lock = threading.Lock()
         self._strategy = self._made()
 

@@ -178,6 +178,22 @@ def probed(llm: Any, strategy: str, votes: str | None) -> Any:
     return as_choice_backend(llm, votes="text" if votes == "text" else None)
 
 
+def labeler_of(pool: LabelledPool, labeler: PromptPATELabeler) -> PromptPATELabeler:
+    """Returns the labeler, if it is the one that labelled the pool: one report has to speak for all labels.
+
+    Raises:
+      ConfigurationError: it is of another share.
+    """
+    if not isinstance(labeler, PromptPATELabeler):
+        raise fail("labeler", "a PromptPATELabeler", type(labeler).__name__)
+    if pool.report or pool.labelled or pool.rejected:
+        paid, own = pool.report, labeler.pool.report
+        if other := [name for name in ("ledger_id", "component", "dataset_id") if paid.get(name) != own.get(name)]:
+            advice = "Take a labeler of the same component, or save this pool and build another selector."
+            raise fail("labeler", "the one whose share paid for the pool", f"others in {other}", advice)
+    return labeler
+
+
 def student_of(pool: LabelledPool) -> StudentChoice | None:
     """Returns the choice that a pool carries, if it carries one.
 

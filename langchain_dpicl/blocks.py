@@ -5,6 +5,7 @@ Only the curator makes blocks: it has burnt the ticket and drawn the sample befo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
 from langchain_dpicl.backends.walk import Walk
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy.bounded import BoundedSum
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
@@ -42,6 +43,7 @@ class Block:
         self.left = length
         self.release = release
         self._rows = RowSource(backend, tuple(prompts), list(prefix))
+        self._pid = os.getpid()
 
     def next_index(self, domain: Sequence[Token]) -> Walk[int]:
         """Releases one index into the public `domain`; a walk (see `backends.walk`)."""
@@ -50,6 +52,8 @@ class Block:
             raise PrivacyBudgetError(msg)
         self.left -= 1
         boxed = yield AskRows(self._rows, tuple(domain))
+        if os.getpid() != self._pid:
+            raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
         index = guarded(lambda: self._released(boxed, len(domain)))
         if index is None:
             raise ModelCallError(NOT_COMPUTED)

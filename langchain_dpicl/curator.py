@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import Block, Choose, argmax_index, noisy_index, summed
-from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, argmax_index, noisy_index, summed
+from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
@@ -26,7 +27,7 @@ from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
-from langchain_dpicl.samples import Record, Rendered, SecretSample, drawn, is_unanswered
+from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, drawn, is_unanswered
 
 T = TypeVar("T")
 Render: TypeAlias = Callable[[Sequence[Record]], str]
@@ -62,7 +63,7 @@ def open_block(
     _check_ticket(private, reservation, plan, plan.block_event(length))
     reservation.burn()
     pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
-    block = Block(drawn(pool, plan)(render), prefix, backend=backend, plan=plan, length=length, release=None)
+    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
     block.release = noisy_index(plan, choose)
     with contextlib.closing(block):
         yield block
@@ -196,7 +197,10 @@ def release_once_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
     """
     pool = private._pool(None, ledger_id=None)  # noqa: SLF001  the private door
-    boxed = yield rows(drawn(pool, plan)(render))
+    ask = guarded(lambda: rows(drawn(pool, plan)(render)))
+    if ask is None:
+        raise ModelCallError(NOT_COMPUTED)
+    boxed = yield ask
     return summed(boxed, plan, width).value
 
 
@@ -217,7 +221,8 @@ def open_block_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
     """
     pool = private._pool(label, ledger_id=None)  # noqa: SLF001  the private door
-    block = Block(drawn(pool, plan)(render), prefix, backend=backend, plan=plan, length=length, release=argmax_index)
+    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
+    block.release = argmax_index
     with contextlib.closing(block):
         yield block
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, summed
+from langchain_dpicl.blocks import NOT_COMPUTED, Block, summed
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy.examples import Pool
 from langchain_dpicl.privacy.mechanisms import Release
@@ -69,7 +69,12 @@ class SecretSample:
           LedgerError: this is a forked copy.
           ModelCallError: the release could not be computed.
         """
-        boxed: Boxed = yield rows(self._begin()(render))  # prompts without a name: see `drawn`
+        render_rows = self._begin()
+        ask = guarded(lambda: rows(render_rows(render)))  # a stop in there would show prompts
+        if ask is None:
+            raise ModelCallError(NOT_COMPUTED)
+        boxed: Boxed = yield ask
+        self._check_home()  # a fork while the model was asked goes on in both processes; one of them releases
         released = guarded(lambda: self.plan.mechanism.release(summed(boxed, self.plan, width), rng=SYSTEM_RANDOM))
         if released is None:
             raise ModelCallError(NOT_COMPUTED)
@@ -86,8 +91,7 @@ class SecretSample:
 
     def _begin(self) -> Renders[Any]:
         """Takes one release off what is left."""
-        if os.getpid() != self._pid:
-            raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
+        self._check_home()
         with self._lock:
             if self._render is None or min(self.left, self.answers_left) <= 0:
                 msg = "sample: expected a release still paid for, found none left. Declare another component."
@@ -95,6 +99,10 @@ class SecretSample:
             self.left -= 1
             self.answers_left -= 1
             return self._render
+
+    def _check_home(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
 
     def close(self) -> None:
         """Forgets the sample."""
@@ -144,3 +152,15 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
         return tuple(guarded(lambda row=row: rendered(row, render)) for row in sample)  # type: ignore[misc]
 
     return every
+
+
+def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> Block:
+    """Returns a block on a fresh sample, which does not release anything yet.
+
+    Raises:
+      ModelCallError: it could not be opened.
+    """
+    block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, **options))
+    if block is None:  # a stop in there would show prompts, and was raised anew without them
+        raise ModelCallError(NOT_COMPUTED)
+    return block

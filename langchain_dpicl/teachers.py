@@ -53,6 +53,11 @@ class Teachers:
         """Inputs that can still be asked about."""
         return self._share.remaining(LABEL_TEMPLATE)
 
+    @property
+    def used(self) -> int:
+        """Inputs that the share has paid for so far, by whoever it was."""
+        return self.plan.max_queries - self.left
+
     def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
         """Asks the teachers about one public input (a walk); `keep` gets the release before its ticket is committed.
 
@@ -123,6 +128,11 @@ class OneSample(Teachers):
 
 class Tested(Teachers):
     """Teachers of a partition whose test and answer are paid for apart."""
+
+    @property
+    def used(self) -> int:
+        """Inputs that the share has paid for so far, by whoever it was."""
+        return self.plan.max_queries - self._share.remaining(TEST_TEMPLATE)
 
     @property
     def left(self) -> int:

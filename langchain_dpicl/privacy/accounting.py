@@ -190,6 +190,7 @@ def _up(value: float) -> float:
 # --- second opinions ----------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
 def _second_opinions(
     price: _Price, *, delta: float, adjacency: Adjacency
 ) -> tuple[tuple[Opinion, ...], tuple[str, ...]]:

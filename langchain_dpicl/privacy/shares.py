@@ -95,8 +95,7 @@ class Reservation(Uncopyable):
           LedgerError: this is a forked copy of the reservation.
         """
         check_int("count", count, low=1)
-        if os.getpid() != self._pid:
-            raise LedgerError("reservation: expected the process that reserved it, found a fork. Reserve anew there.")
+        self._check_home()
         with self._lock:
             if count > self._unburnt:
                 msg = f"burn: requested {count} tickets of {self.component!r}, remaining {self._unburnt}. Reserve more."
@@ -108,9 +107,10 @@ class Reservation(Uncopyable):
         """Records that the noised state of burnt tickets is safe.
 
         Raises:
-          LedgerError: fewer tickets are burnt and not yet committed.
+          LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
         """
         check_int("count", count, low=1)
+        self._check_home()
         with self._lock:
             if count > self._uncommitted:
                 msg = (
@@ -124,8 +124,10 @@ class Reservation(Uncopyable):
         """Returns unburnt tickets to their slot if they are refundable; none of them can burn afterwards.
 
         Returns:
-          How many went back; 0 if they are not refundable (then they stay spent).
+          How many went back; 0 if they are not refundable, or this is a forked copy (then they stay spent).
         """
+        if os.getpid() != self._pid:
+            return 0
         with self._lock:
             # Closed first: if the write fails the tickets stay spent and cannot be used either.
             count, self._unburnt = self._unburnt, 0
@@ -133,6 +135,10 @@ class Reservation(Uncopyable):
                 return 0
             self._desk.settle(GIVE_BACK, self._number, count)
             return count
+
+    def _check_home(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError("reservation: expected the process that reserved it, found a fork. Reserve anew there.")
 
     def __repr__(self) -> str:
         return f"Reservation({self.component!r}, {self.template!r}, label={self.label!r}, count={self.count})"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.mechanisms import mechanism_by_name
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
@@ -26,6 +26,11 @@ SHOWN_TOLERANCE = 1e-9
 # What the report of a token-by-token generation shows; then its tickets and noise gap follow from it.
 _GENERATION = {"adjacency", "candidates", "delta", "epsilon", "labels", "max_tokens", "mechanism", "noise_multiplier"}
 _DESIGN = {"num_slots", "shots_per_slot", "sampling", "overfill"}
+# What the report of labels for public inputs shows; `shown_labels` holds all of it against the tickets.
+_LABELLING = {"teachers", "max_queries", "mechanism"}
+
+# What a value of another form than ours brings about, wherever it is read.
+UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,24 @@ def own_cost(component: Component, book: Book) -> float:
     return price((component,), delta=check_delta(component.delta), adjacency=book.adjacency, opinions=False)[0]
 
 
+def why(error: BaseException) -> str:
+    """Returns what is wrong with a value that could not be read."""
+    return f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+
+
+def shows_labels(component: Component) -> bool:
+    """Returns whether a component shows the parameters of labels for public inputs."""
+    return set(component.public) >= _LABELLING
+
+
 def shown_problems(component: Component, book: Book) -> Iterator[str]:
     """Compares the parameters shown with the tickets, the data set and the prices."""
     shown = component.public
+    if component.limit is not None and (component.tickets or component.kind == "tickets"):
+        yield "has tickets and is charged as a pool"
     noises = {noise for ticket in component.tickets for noise in map(_noise, event_parts(ticket.event)) if noise}
-    if noises and "noise_multiplier" in shown and not any(same(_noise_shown(shown), n) for n in noises):
+    is_one_noise = "noise_multiplier" in shown and not shows_labels(component)
+    if noises and is_one_noise and not any(same(shown["noise_multiplier"], noise) for noise in noises):
         yield f"shows noise_multiplier {shown['noise_multiplier']!r}, its tickets have {sorted(noises)}"
     branches = shown.get("labels")
     branches = [b for b in branches if isinstance(b, Mapping)] if isinstance(branches, list) else []
@@ -113,17 +131,6 @@ def _noise(event: events.Event) -> float | None:
     if isinstance(event, events.BoundedRangeEvent):
         return 1 / event.bound
     return 1 / event.epsilon if isinstance(event, events.PureEvent) else None
-
-
-def _noise_shown(shown: Mapping[str, Any]) -> Any:
-    """Returns the noise multiplier that tickets have; a test and an answer on one sample are one Gaussian release."""
-    noise, teachers = shown["noise_multiplier"], shown.get("teachers")
-    if shown.get("mechanism") != ConfidentGNMaxMechanism.name or teachers == "fixed":
-        return noise
-    mechanism = ConfidentGNMaxMechanism(noise, shown["test_noise_multiplier"], threshold=0.0)
-    tests = shown["max_queries"] if teachers == "one_sample" else 1
-    answers = shown["max_answers"] if teachers == "one_sample" else 1
-    return mechanism.event_of(tests, tests if answers is None else answers).noise_multiplier
 
 
 def _size_of(declared: Declaration, label: str | None) -> int | None:

@@ -1,0 +1,97 @@
+"""Which tickets labels for public inputs take, and the release behind them read back from a report. Knows no price.
+
+Never sees data: plans make their tickets here, and a verifier makes them anew from what a report shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.privacy.aggregation import AGGREGATIONS
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.events import Event, canonical_json
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import SAMPLERS
+from langchain_dpicl.privacy.tickets import Ticket
+
+Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]
+TEACHERS: tuple[Teachers, ...] = get_args(Teachers)
+"""How private prompts are drawn: anew for every input, once for all of them in secret, or never."""
+
+LABEL_TEMPLATE = "label"
+"""The ticket template of one label."""
+SAMPLE_TEMPLATE = "labels"
+"""The ticket template of all labels from one secret sample."""
+TEST_TEMPLATE = "test"
+"""The ticket template of one test of fixed teachers' agreement."""
+ANSWER_TEMPLATE = "answer"
+"""The ticket template of one label from fixed teachers that have passed the test."""
+
+_MECHANISMS = {name: mechanism_by_name(name) for name in MECHANISMS} | {
+    ConfidentGNMaxMechanism.name: ConfidentGNMaxMechanism
+}
+
+
+def label_tickets(
+    release: ReleasePlan, *, teachers: Teachers, max_queries: int, max_answers: int | None = None
+) -> tuple[Ticket, ...]:
+    """Returns the tickets of labels for `max_queries` public inputs; an unburnt one can be handed back.
+
+    Formal guarantees:
+      - "fresh": a ticket of `release.block_event(1)` for each input.
+      - "one_sample": one ticket of `release.block_event(max_queries, max_answers)`.
+      - "fixed": as "fresh", on teachers that nothing amplifies; with Confident-GNMax a ticket of its test for each
+        input, and `max_answers` tickets of its answer.
+
+    Args:
+      release: one label.
+      teachers: how they are drawn.
+      max_queries: inputs that are paid for.
+      max_answers: labels that are paid for where tests are paid for apart; None: as many as there are inputs.
+    """
+    mechanism = release.mechanism
+    if teachers == "one_sample":
+        return (_ticket(SAMPLE_TEMPLATE, release.block_event(max_queries, max_answers), 1),)
+    if teachers == "fixed" and isinstance(mechanism, ConfidentGNMaxMechanism):
+        answers = max_queries if max_answers is None else max_answers
+        return (
+            _ticket(TEST_TEMPLATE, mechanism.test_event, max_queries),
+            _ticket(ANSWER_TEMPLATE, mechanism.answer_event, answers),
+        )
+    return (_ticket(LABEL_TEMPLATE, release.block_event(1), max_queries),)
+
+
+def _ticket(template: str, event: Event, count: int) -> Ticket:
+    return Ticket(template=template, event=event, max_count=count, refundable=True)
+
+
+def label_release(shown: Mapping[str, Any]) -> ReleasePlan:
+    """Returns the release that `ReleasePlan.to_dict` showed, built of the closed lists of parts.
+
+    Formal guarantees:
+      - What is returned shows itself exactly as `shown`, its sensitivity included.
+
+    Raises:
+      ConfigurationError: an unknown part, or parameters that no part has or that do not fit together.
+      LookupError, TypeError: what is shown is of another form.
+    """
+    release = ReleasePlan(
+        sampler=_part("sampler", shown["sampler"], SAMPLERS),
+        aggregation=_part("aggregation", shown["aggregation"], AGGREGATIONS),
+        mechanism=_part("mechanism", shown["mechanism"], _MECHANISMS),
+        adjacency=shown["adjacency"],
+        redraw_every=shown["redraw_every"],
+        constants=tuple(shown.get("constants", ())),
+    )
+    if canonical_json(release.to_dict()) != canonical_json(dict(shown)):
+        raise fail("release", f"as its parts show it: {release.to_dict()}", dict(shown))
+    return release
+
+
+def _part(kind: str, shown: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """Returns the sampler, aggregation or mechanism of this name and these parameters."""
+    parameters = dict(shown)
+    return known[check_choice(kind, parameters.pop("name"), known)](**parameters)

@@ -1,0 +1,229 @@
+"""What a report shows of labels for public inputs, held against tickets, data set and price; and the labelled pool.
+
+Knows no ledger or store, and of a pool no more than its plan and what became of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_positive, check_real, fail
+from langchain_dpicl.privacy.bounded import GRID
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.label_tickets import TEACHERS, Teachers, label_release, label_tickets
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why
+from langchain_dpicl.privacy.tickets import Component
+
+_WITH_LABEL = {"labelled", "public"}
+_RELEASED = {"labelled", "rejected"}
+_STATUSES = _WITH_LABEL | _RELEASED | {"waiting"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The labels that a component shows, rebuilt."""
+
+    release: ReleasePlan
+    teachers: Teachers
+    max_queries: int
+    max_answers: int | None
+    candidates: int
+    public_size: int
+
+    @classmethod
+    def of(cls, component: Component, book: Book) -> _Run:
+        """Reads what is shown through the checks it passed at first."""
+        shown, declared = component.public, book.datasets.get(component.partition or "")
+        if declared is None:
+            raise fail("partition", "the dataset_id of a data set of the report", component.partition)
+        release = label_release(shown["release"])
+        teachers: Any = check_choice("teachers", shown["teachers"], TEACHERS)
+        queries = check_int("max_queries", shown["max_queries"], low=1)
+        answers = shown["max_answers"]
+        if isinstance(release.mechanism, ConfidentGNMaxMechanism) and teachers != "fresh":
+            check_int("max_answers", answers, low=1, high=queries)
+        elif answers is not None:
+            raise fail("max_answers", "None where nothing is paid for apart", answers)
+        candidates = check_int("candidates", shown["candidates"], low=1)
+        return cls(release, teachers, queries, answers, candidates, declared.total_size)
+
+    @property
+    def rows(self) -> float:
+        """The expected number of rows of one label."""
+        sampler = self.release.sampler
+        return self.public_size * sampler.sampling_rate if sampler.num_rows is None else float(sampler.num_rows)
+
+
+def label_problems(component: Component, book: Book) -> Iterator[str]:
+    """Compares the labelling that a component shows with its tickets, its data set, its share and its price.
+
+    Formal guarantees:
+      - No problem means: the release, teachers and counts shown make exactly the tickets that are charged, and
+        every number shown beside them is the release's, the data set's or the share's.
+      - Where Confident-GNMax tests and answers on one sample ("fresh", "one_sample"), a ticket holds one Gaussian
+        event, which many pairs of noises and counts make: there the tickets prove the combination only, and
+        `max_queries` as far as the declared gap of the noise does.
+      - Post-processing (the threshold of a released histogram, the words of a prompt) leaves no trace in a ticket.
+    """
+    if shows_labels(component):
+        yield from _read(lambda: _label_problems(component, book), "its labelling cannot be read")
+
+
+def _read(problems: Any, what: str) -> Sequence[str]:
+    """Returns all problems; a value of another form is one."""
+    try:
+        return tuple(problems())
+    except UNREADABLE as error:
+        return (f"{what}: {why(error)}",)
+
+
+def _label_problems(component: Component, book: Book) -> Iterator[str]:
+    shown, run = component.public, _Run.of(component, book)
+    counts = {"max_queries": run.max_queries, "max_answers": run.max_answers}
+    if component.tickets != label_tickets(run.release, teachers=run.teachers, **counts):
+        yield f"shows labelling by {run.teachers} teachers with {counts}, which makes other tickets than it has"
+    if run.release.adjacency != book.adjacency:
+        yield f"shows a release under {run.release.adjacency!r}, the ledger's adjacency is {book.adjacency!r}"
+    if run.release.redraw_every != (run.max_queries if run.teachers == "one_sample" else 1):
+        yield f"shows redraw_every {run.release.redraw_every!r}, which {run.teachers} teachers have not"
+    yield from _design_problems(run, shown)
+    gap = run.release.implementation_delta(run.max_queries, width=run.candidates)
+    if not same(component.implementation_delta, gap):
+        yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
+    fitting = {**_flat(run), **_rejection(run, shown), "implementation_delta": gap, "delta": component.delta}
+    for name, value in fitting.items():
+        if not _agree(shown.get(name), value):
+            yield f"shows {name} {shown.get(name)!r}, its release, data set and share make it {value!r}"
+    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
+        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return same(found, expected)
+    return canonical_json(found) == canonical_json(expected)
+
+
+def _flat(run: _Run) -> dict[str, Any]:
+    """Returns what plans show beside a release."""
+    release, mechanism = run.release, run.release.mechanism
+    test = mechanism.test_noise_multiplier if isinstance(mechanism, ConfidentGNMaxMechanism) else None
+    return {
+        "adjacency": release.adjacency,
+        "aggregation": release.aggregation.name,
+        "constants": list(release.constants),
+        "mechanism": mechanism.name,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "noise_scale": mechanism.noise_multiplier * release.sensitivity.require(mechanism.norm),
+        "test_noise_multiplier": test,
+        "test_noise_scale": None if test is None else test * release.sensitivity.require("linf"),
+        "rows": release.row_shape,
+        "sampling_rate": float(release.sampler.sampling_rate),
+        "public_size": run.public_size,
+    }
+
+
+def _design_problems(run: _Run, shown: Mapping[str, Any]) -> Iterator[str]:
+    """Compares the shape of rows with the sampler, the declared size and the way teachers are drawn."""
+    sampler, size = run.release.sampler, run.public_size
+    slots = check_int("num_slots", shown["num_slots"], low=1, high=size)
+    shots = check_int("shots_per_slot", shown["shots_per_slot"], low=1)
+    kinds = {BalancedSlots: "fixed", PartitionedSlots: "partition"}
+    sampling = kinds.get(type(sampler), "poisson")
+    if shown["sampling"] != sampling or (sampling == "partition") != (run.teachers == "fixed"):
+        yield f"shows sampling {shown['sampling']!r} of {run.teachers} teachers, its release is {sampling!r}"
+    drawn = (1, 1) if isinstance(sampler, PoissonUnits) else (sampler.num_slots, sampler.shots_per_slot)
+    if drawn != ((1, shots) if isinstance(sampler, PoissonUnits) else (slots, shots)):
+        yield f"shows num_slots {slots!r} and shots_per_slot {shots!r}, its release has others"
+    if isinstance(sampler, BalancedSlots | PartitionedSlots):
+        if sampler.public_size != size:
+            yield f"shows public_size {sampler.public_size!r} in its release, its data set declares {size!r}"
+    elif not same(rate := min(1.0, slots * shots * check_positive("overfill", shown["overfill"]) / size), drawn_at(run)):
+        yield f"shows sampling_rate {drawn_at(run)!r}, its rows and public_size make {rate!r}"
+    labels = shown.get("labels")
+    if isinstance(labels, list):
+        width = len(labels) + (shown.get("other_label") is not None) + len(run.release.constants)
+        if width != run.candidates:
+            yield f"shows {run.candidates!r} candidates, its labels make {width!r}"
+
+
+def drawn_at(run: _Run) -> float:
+    """Returns the rate that its tickets are priced at."""
+    return float(run.release.sampler.sampling_rate)
+
+
+def _rejection(run: _Run, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the threshold and constants that inputs are rejected by."""
+    mechanism = run.release.mechanism
+    if isinstance(mechanism, ConfidentGNMaxMechanism):
+        return {"threshold": mechanism.threshold, "abstain_below": None}
+    is_vector = mechanism.releases == "vector"
+    if "abstain_below" not in shown:
+        return {} if is_vector else {"threshold": None}
+    if shown["abstain_below"] is None:
+        return {"threshold": None, "constants": []}
+    votes = check_real("abstain_below", shown["abstain_below"], low=0.0, high=1.0, low_open=True) * run.rows
+    if is_vector:
+        return {"threshold": votes, "constants": []}
+    return {"threshold": None, "constants": [round(votes * GRID) / GRID]}
+
+
+def pool_problems(holder: object, component: Component | None) -> Iterator[str]:
+    """Compares a labelled pool with the component that its report charges; what is no pool has no problem.
+
+    Formal guarantees:
+      - No problem means: every entry that something was released for (labelled or rejected) is paid for by the
+        component's tickets, which are those of labelling, and the pool's plan is what the component shows.
+      - That a label said to be public is public, and which label an input got, is its sender's word.
+
+    Args:
+      holder: what was given to the verifier, a text read as JSON.
+      component: the one that its report names; None: it names none, or nothing protects it.
+    """
+    if _of(holder, "entries") is not None and _of(holder, "report") is not None:
+        yield from _read(lambda: _pool_problems(holder, component), "entries: they cannot be read")
+
+
+def _of(holder: object, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _pool_problems(pool: object, component: Component | None) -> Iterator[str]:
+    counts = dict.fromkeys(_STATUSES, 0)
+    has_votes = False
+    for place, entry in enumerate(_of(pool, "entries")):
+        status, votes = _of(entry, "status"), _of(entry, "votes")
+        counts[check_choice(f"entries[{place}].status", status, _STATUSES)] += 1
+        if (status in _WITH_LABEL) != isinstance(_of(entry, "label"), str) or (votes is not None) > (status in _RELEASED):
+            yield f"entries[{place}]: its label or votes do not go with status {status!r}"
+        has_votes |= votes is not None
+    released = counts["labelled"] + counts["rejected"]
+    if component is None:
+        if released:
+            yield f"entries: {released} hold a release, which no component of the report pays for"
+        return
+    shown = component.public
+    if canonical_json(_of(pool, "plan")) != canonical_json(dict(shown)):
+        yield f"plan: expected what {component.name!r} shows, found another"
+    if released and not shows_labels(component):
+        yield f"entries: {released} hold a release, but {component.name!r} shows no labelling"
+    elif released:
+        yield from _unpaid(counts, component)
+        mechanism = label_release(shown["release"]).mechanism
+        if has_votes and mechanism.releases != "vector":
+            yield f"entries: votes are told, which {mechanism.name} never releases"
+
+
+def _unpaid(counts: Mapping[str, int], component: Component) -> Iterator[str]:
+    """Compares the releases that a pool holds with what the tickets allow."""
+    queries, answers = component.public["max_queries"], component.public["max_answers"]
+    released, labelled = counts["labelled"] + counts["rejected"], counts["labelled"]
+    if released > check_int("max_queries", queries, low=1):
+        yield f"entries: {released} are labelled or rejected, its tickets allow {queries}"
+    if answers is not None and labelled > check_int("max_answers", answers, low=1):
+        yield f"entries: {labelled} are labelled, its tickets allow {answers}"
