@@ -168,7 +168,7 @@ def teacher_design(
 
 
 def check_rejection(
-    abstain_below: float | str | None, mechanism: str, other_label: Any, labels: Sequence[str]
+    abstain_below: float | str | None, mechanism: str, other_label: Any, labels: Sequence[str], *, has_other: bool
 ) -> float | None:
     """Returns the share of the expected votes that a label needs; checks the name of votes without a label as well.
 
@@ -177,11 +177,11 @@ def check_rejection(
     """
     if other_label is not None and (not isinstance(other_label, str) or not other_label):
         raise fail("other_label", "a non-empty text, or None", other_label)
-    if other_label in labels:
+    if has_other and other_label in labels:
         raise fail("other_label", "a text that is none of the labels, or None", other_label)
     is_confident = mechanism == "confident_gnmax"
-    if abstain_below is None or abstain_below == "majority":
-        return None if abstain_below is None or is_confident else 0.5
+    if abstain_below is None or abstain_below == "chance":
+        return None if abstain_below is None or is_confident else 1.0 / len(labels)
     if is_confident:
         raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
     return check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)

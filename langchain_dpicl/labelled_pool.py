@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.privacy._validate import check_choice, check_real, fail
 from langchain_dpicl.released import epsilon_of
 
 FORMAT = "langchain-dpicl/labelled-pool"
@@ -211,6 +211,34 @@ class LabelledPool:
           ConfigurationError: an entry does not fit the pool.
         """
         return replace(self, entries=(*self.entries, *entries))
+
+    def with_threshold(self, votes: float) -> LabelledPool:
+        """Returns a pool whose released noisy votes decide anew: a label needs so many, or its input is rejected.
+
+        Formal guarantees:
+          - Post-processing of what was released: free, and the report stays. Entries without votes stay as they are.
+
+        The choice of a student's prompt rests on the labels, so it is dropped.
+
+        Args:
+          votes: least noisy votes of a label, for instance half of `labeler.plan.expected_rows`.
+
+        Raises:
+          ConfigurationError: `votes` is no number, or no entry has votes (`mechanism="gaussian"` releases them).
+        """
+        check_real("votes", votes)
+        if not any(entry.votes for entry in self.entries):
+            raise fail("votes", "a pool with released votes (mechanism='gaussian')", "none")
+        return replace(self, entries=tuple(self._decided(entry, votes) for entry in self.entries), student=None)
+
+    def _decided(self, entry: PoolEntry, least: float) -> PoolEntry:
+        if not entry.votes:
+            return entry
+        best = max(entry.votes, key=entry.votes.__getitem__)
+        has_label = best in self.labels and entry.votes[best] >= least
+        return PoolEntry(
+            entry.fields, best if has_label else None, "labelled" if has_label else "rejected", entry.votes
+        )
 
     def to_json(self) -> str:
         """Returns the JSON text; `from_json` reads it back to an equal object."""

@@ -77,7 +77,7 @@ class PromptPATELabeler(LabellingRun):
         mechanism: str = "gumbel",
         confident: tuple[float, float, float] | None = None,
         max_answers: int | None = None,
-        abstain_below: float | Literal["majority"] | None = "majority",
+        abstain_below: float | Literal["chance"] | None = "chance",
         other_label: str | None = OTHER,
         rows: str | None = None,
         num_slots: int | None = None,
@@ -122,7 +122,7 @@ class PromptPATELabeler(LabellingRun):
           max_answers: labels that the share pays for where the test is charged apart ("confident_gnmax" with
             "one_sample" or "fixed"); None: `max_queries`.
           abstain_below: share of the expected votes, in (0, 1], that a label needs; otherwise the input is rejected.
-            "majority": half of them, but for "confident_gnmax", which has a threshold of its own.
+            "chance": one part of as many as there are labels, but for "confident_gnmax", which has its own threshold.
             None: the best label always counts.
           other_label: what votes are called whose text names no label, a candidate of its own for models that give
             text alone; where it wins the input is rejected. None: such votes count for nothing.
@@ -163,7 +163,7 @@ class PromptPATELabeler(LabellingRun):
         engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
         kind = LabelRows(engine, list(task.texts.values()), calibrate=False).kind
         has_other = other_label is not None and kind == "text votes"
-        least = check_rejection(abstain_below, mechanism, other_label, task.labels if has_other else ())
+        least = check_rejection(abstain_below, mechanism, other_label, task.labels, has_other=has_other)
         plan = labelling_plan(
             private,
             task,
