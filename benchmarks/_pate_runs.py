@@ -221,6 +221,11 @@ def best_private_prompt_without_privacy(
     held, free = records[:validation], records[validation:]
     truths = np.array([students.task.labels.index(record["label"]) for record in held])
     texts = [record["text"] for record in held]
+    if {record["label"] for record in free} != set(students.task.labels):
+        raise SystemExit(
+            f"{students.task.title}: expected records of every label beside the {len(held)} that are held back, found "
+            f"{len(free)}: ask for less --validation, or give more records"
+        )
     drawn = [_in_turns(free, students.task.labels, shots, coins) for _ in range(candidates)]
     best = max(drawn, key=lambda records: int((students.answers(records, texts, shots=shots) == truths).sum()))
     return students.hits(best, shots=shots)

@@ -16,14 +16,15 @@ from langchain_dpicl.labelling_proposals import TeacherPrice
 
 NAME = 27
 THRESHOLDS = (0.25, 0.5, 0.75, 0.9)
-"""Shares of the teachers that a threshold may ask for: the package asks for .5, the paper for .9."""
+"""Shares of the teachers that a threshold may ask for; the paper asks for .9."""
 LEGEND = """\
 Accuracies in percent, mean +- standard deviation over repeats of the public choices: which inputs are
 labelled, which prompts are tried. The questions stay the same.
 eps      honest epsilon of all labels of this run together, at the delta and relation of the head
 labels   right labels among all released, where the inputs' labels are known
-<.5      share of inputs with fewer noisy votes than half the teachers: the package's default rejects
-         them; here every label counts, unless --abstain-below says otherwise
+<.5      share of inputs with fewer noisy votes than half the teachers. Here every label counts, unless
+         --abstain-below says otherwise; the package's default rejects only below half of what chance
+         gives, 0.5 / labels of the teachers
 closed   (student - zero-shot) / (best private prompt - zero-shot) in percent, from the better of both
          zero-shots, since both are free. "no gap": the best private prompt is not better than
          that by two standard errors; "no signal": nor than always saying the commonest label

@@ -71,7 +71,7 @@ class Setting:
     most_chars: int
 
     def inputs(self, count: int, *, seed: int) -> Inputs:
-        """Draws up to `count` public inputs with a public seed; never a text that is a question or a private record.
+        """Draws 1 to `count` public inputs with a public seed; never a text that is a question or a private record.
 
         Of the same file: from "dev", or what is left of "test", or held back from the private records: the first of
         these that has enough.
@@ -79,6 +79,8 @@ class Setting:
         coins = random.Random(f"inputs {seed}")
         if self.other is not None:
             found = self._distinct(self.other, "train", coins)
+            if not found:
+                raise SystemExit(f"{self.name}: no public inputs: expected rows of train with texts of their own")
             return self._made(found[:count], self.task.records, "another data set")
         for split in ("dev", "test"):
             if len(found := self._distinct(self.rows, split, coins)) >= count:

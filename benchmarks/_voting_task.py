@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,11 +98,15 @@ class Task:
 def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str, str]) -> Task:
     """Reads a file of JSON lines with `text`, `label_name` (or `label`) and `split`: "train" or "test".
 
+    What cannot be read ends the command with one line that says where.
+
     Which records stand in for the private data, and which questions are asked, is drawn with a public `seed`; nothing
     that protects anybody is.
     """
-    rows = read_rows(path)
-    train, test = ([plain(row) for row in rows if row.get("split") == split] for split in ("train", "test"))
+    rows = [row for row in read_rows(path) if row.get("split") in {"train", "test"}]
+    if not all("label_name" in row or "label" in row for row in rows):
+        raise SystemExit(f"{path.name}: expected label_name (or label) in every row of train and test")
+    train, test = ([plain(row) for row in rows if row["split"] == split] for split in ("train", "test"))
     labels = tuple(sorted({row["label"] for row in train}))
     if not train or not test or not 2 <= len(labels) <= MOST_LABELS:
         found = f"{len(train)} rows of train, {len(test)} of test, {len(labels)} labels"
@@ -123,9 +128,21 @@ def load(path: Path, *, cap: int, questions: int, seed: int, words: Mapping[str,
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a file of JSON lines, plain or gzipped."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    """Returns the rows of a file of JSON lines, plain or gzipped; each has a `text`. No message holds a row."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+            rows.extend(json.loads(line) for line in lines)
+    except ValueError:  # no JSON or no text; a line is named, its content is not
+        problem = f"line {len(rows) + 1}: expected one JSON object per line, found something else"
+    except (OSError, EOFError, zlib.error) as error:
+        problem = f"expected a readable {'gzipped ' * (path.suffix == '.gz')}file, found {type(error).__name__}"
+    else:
+        wrong = (place for place, row in enumerate(rows, 1) if not isinstance(row, dict) or "text" not in row)
+        if (place := next(wrong, None)) is None:
+            return rows
+        problem = f"line {place}: expected a JSON object with text"
+    raise SystemExit(f"{path.name}: {problem}")
 
 
 def in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) -> list[dict[str, str]]:
@@ -137,7 +154,7 @@ def in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) 
 
 def plain(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns text and label of a row."""
-    return {"text": str(row["text"]), "label": str(row.get("label_name", row["label"]))}
+    return {"text": str(row["text"]), "label": str(row["label_name"] if "label_name" in row else row["label"])}
 
 
 def _task_wording(wording: Wording, shown: Mapping[str, str]) -> TaskWording:

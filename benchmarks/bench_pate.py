@@ -1,8 +1,8 @@
 """PromptPATE in the settings of Duan et al. (2023): private teachers, students that learn from them, honest epsilons.
 
 Reads JSON lines (plain or gzipped) with `text`, `label_name` and `split`: "train" is private, the student is asked
-questions of "test". Public inputs come from "dev" or what is left of "test", or from another file. With the embedded
-model everything runs offline; that model is a toy, and where it learns nothing from examples the tables say so.
+questions of "test". Public inputs come from "dev" or what is left of "test", or from "train" of another file. With the
+embedded model everything runs offline; it is a toy, and where it learns nothing from examples the tables say so.
 
     python benchmarks/bench_pate.py --data FILE.jsonl.gz [FILE ...] [--public [STEM=]FILE ...]
 """
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from langchain_dpicl._cli_inputs import load_model
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelling_proposals import compare_teachers
 
 TERMS = PaperTerms()
@@ -180,8 +181,12 @@ class Bench:
 def public_of(path: Path, given: Sequence[str]) -> list[Path | None]:
     """Returns where the public inputs of a private file come from: itself, and every other file named for it."""
     pairs = [pair.rpartition("=") for pair in given]
-    stem = path.name.partition(".")[0]
-    return [None, *(Path(other) for name, _, other in pairs if name in {"", stem})]
+    return [None, *(Path(other) for name, _, other in pairs if name in {"", stem_of(path)})]
+
+
+def stem_of(path: Path) -> str:
+    """Returns the name that a private file has in `--public`."""
+    return path.name.partition(".")[0]
 
 
 def model_of(asked: argparse.Namespace) -> Any:
@@ -195,32 +200,55 @@ def model_of(asked: argparse.Namespace) -> Any:
     return as_choice_backend(OpenAI(**terms) if asked.completions else ChatOpenAI(**terms))
 
 
+def count(text: str) -> int:
+    """Returns a number of things."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def word(text: str) -> str:
+    """Returns a pair of label and word as it stands."""
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"expected LABEL=WORD, found {text!r}")
+    return text
+
+
 def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the settings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usage = "%(prog)s --data FILE [FILE ...] [--public [STEM=]FILE ...] [OPTION ...]"
+    shape: Any = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter, "usage": usage}
+    parser = argparse.ArgumentParser(**shape)
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", default=[], metavar="FILE", help="private data sets, one after the other")
+    data: dict[str, Any] = {"type": Path, "nargs": "+", "default": [], "metavar": "FILE", "action": "append"}
+    add("--data", **data, help="private data sets, one after the other; the last --data counts")
     add("--public", nargs="*", default=[], metavar="[STEM=]FILE", help="other public inputs, for all or one of them")
     add("--full", action="store_true", help="500 inputs, 50 candidates, every row for every setting: hours")
     add("--model", default="embedded", help="'embedded', or module:attribute of a model or engine")
     add("--model-url", metavar="URL", help="OpenAI-compatible address instead, ending in /v1; it SEES the records")
     add("--model-name", default="model", help="model name the server knows; the key is OPENAI_API_KEY")
     add("--completions", action="store_true", help="completion endpoint instead of chat")
-    add("--inputs", type=int, help="public inputs; default 50, with --full 500")
-    add("--questions", type=int, help="questions for students; default 300")
-    add("--candidates", type=int, help="student prompts tried; default 20, with --full 50")
-    add("--validation", type=int, help="most labels held back to try them on; default 40, with --full 100")
-    add("--ensemble-questions", type=int, help="questions for votes without noise; default 60, with --full 300")
-    add("--teachers", type=int, default=TERMS.num_teachers, help="expected teachers of an input")
-    add("--repeats", type=int, default=3, help="of the public choices")
+    add("--inputs", type=count, help="public inputs; default 50, with --full 500")
+    add("--questions", type=count, help="questions for students; default 300")
+    add("--candidates", type=count, help="student prompts tried; default 20, with --full 50")
+    add("--validation", type=count, help="most labels held back to try them on; default 40, with --full 100")
+    add("--ensemble-questions", type=count, help="questions for votes without noise; default 60, with --full 300")
+    add("--teachers", type=count, default=TERMS.num_teachers, help="expected teachers of an input")
+    add("--repeats", type=count, default=3, help="of the public choices")
     add("--delta", type=float, default=TERMS.delta, help="at most 1 / (10 * records) is taken")
     add("--abstain-below", type=float, help="share of the teachers that a label needs; default: none")
-    add("--cap", type=int, default=50_000, help="most private records")
-    add("--most-chars", type=int, default=400, help="public inputs are cut to so many characters")
+    add("--cap", type=count, default=50_000, help="most private records")
+    add("--most-chars", type=count, default=400, help="public inputs are cut to so many characters")
     add("--seed", type=int, default=0, help="public: questions, inputs, candidates; never noise or teachers")
-    add("--words", nargs="*", default=[], metavar="LABEL=WORD", help="show a label as a word")
+    add("--words", type=word, nargs="*", default=[], metavar="LABEL=WORD", help="show a label as a word")
     add("--out", type=Path, default=Path("out"), metavar="FOLDER", help="of bench_pate.json and the pictures")
     arguments = parser.parse_args(given)
+    # What make gives by default names its own files, also where another --data replaces them.
+    stems = sorted({stem_of(path) for paths in arguments.data for path in paths})
+    for name in (pair.rpartition("=")[0] for pair in arguments.public):
+        if name and name not in stems:
+            parser.error(f"--public {name}=: expected the stem of a --data file ({', '.join(stems) or 'none given'})")
+    arguments.data = arguments.data[-1] if arguments.data else []
     for name, value in (FULL if arguments.full else QUICK).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
@@ -228,7 +256,18 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
+    """Runs the benchmark; what the package refuses about the settings ends it with that one line."""
     asked = parsed()
+    try:
+        return measured(asked)
+    except ConfigurationError as error:
+        problem = str(error)
+    print(f"bench_pate.py: {problem}", file=sys.stderr)
+    return 2
+
+
+def measured(asked: argparse.Namespace) -> int:
+    """Measures every setting; returns the exit code."""
     started = time.perf_counter()
     settings = [(path, other) for path in asked.data for other in public_of(path, asked.public)]
     missing = {str(path) for pair in settings for path in pair if path is not None and not path.is_file()}

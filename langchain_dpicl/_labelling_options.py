@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ from langchain_dpicl.labelling_planning import (
     rejection,
 )
 from langchain_dpicl.planning import RowDesign
-from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism
 from langchain_dpicl.query_planning import recommended_design
@@ -180,8 +182,8 @@ def check_rejection(
     if has_other and other_label in labels:
         raise fail("other_label", "a text that is none of the labels, or None", other_label)
     is_confident = mechanism == "confident_gnmax"
-    if abstain_below is None or abstain_below == "chance":
-        return None if abstain_below is None or is_confident else 1.0 / len(labels)
+    if abstain_below is None or abstain_below == "auto":
+        return None if abstain_below is None or is_confident else 0.5 / len(labels)
     if is_confident:
         raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
     return check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
@@ -214,32 +216,68 @@ def labelling_mechanism(mechanism: str, confident: Any, *, row_shape: RowShape, 
     )
 
 
+def kept_at(checkpoint: Any) -> tuple[Path | None, LabelledPool | None]:
+    """Returns the file of a checkpoint, and the pool that it holds if there is one.
+
+    Raises:
+      ConfigurationError: no path, a folder that cannot be written, or a file that holds something else.
+      OSError: the file cannot be read.
+    """
+    if checkpoint is None:
+        return None, None
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise fail("checkpoint", "the path of a file, or None", type(checkpoint).__name__)
+    path = Path(checkpoint)
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise fail("checkpoint", "a file in a folder that exists and can be written", str(path))
+    return path, LabelledPool.load(path) if path.exists() else None
+
+
+def query_count(max_queries: int | None, entries: Sequence[PoolEntry], kept: LabelledPool | None) -> int:
+    """Returns how many inputs the share pays for: what is given, or what the run began with, or one for each input.
+
+    Raises:
+      ConfigurationError: no number, or no inputs to count.
+    """
+    if max_queries is not None:
+        return check_int("max_queries", max_queries, low=1)
+    if kept is not None:
+        return check_int("max_queries of the checkpoint", kept.plan.get("max_queries"), low=1)
+    if not entries:
+        raise fail("public_inputs", "at least one input, or max_queries= for inputs that come later", [])
+    return len(entries)
+
+
 def resumed(
-    path: Path | None,
+    kept: LabelledPool | None,
     entries: Sequence[PoolEntry],
     *,
     component: str | None,
-    paid: Mapping[str, Any],
+    paid: tuple[PrivateExamples, Budget],
     public: Mapping[str, Any],
 ) -> tuple[str | None, list[PoolEntry]]:
     """Returns the component's name and all entries of a run that a checkpoint may have begun.
 
     Args:
-      path: file of the checkpoint; it need not exist.
+      kept: what the checkpoint holds.
       entries: the inputs wanted now; behind those that the checkpoint holds.
       component: name asked for; None: the checkpoint's.
-      paid: what the report of the same run says.
+      paid: the examples and the budget of the same run.
       public: the plan of the same run.
 
     Raises:
       ConfigurationError: the file holds another run: of other examples, on another ledger, or of another plan.
-      OSError: the file cannot be read.
     """
-    if path is None or not path.exists():
+    if kept is None:
         return component, list(entries)
-    kept = LabelledPool.load(path)
     name = kept.report.get("component") if component is None else component
-    expected = {**paid, "component": name}
+    private, budget = paid
+    expected: dict[str, Any] = {
+        "dataset_id": private.dataset_id,
+        "ledger_id": budget.ledger_id,
+        "adjacency": budget.adjacency,
+    }
+    expected["component"] = name
     other = [key for key, value in expected.items() if kept.report.get(key) != value]
     plain = json.loads(json.dumps(dict(public)))  # tuples are lists in files
     other += sorted(key for key in {*kept.plan, *plain} if kept.plan.get(key) != plain.get(key))
@@ -248,7 +286,7 @@ def resumed(
             "Labels of a ledger that is gone stay usable for free: PromptPATEExampleSelector.load(path). Or take "
             "another file for this run."
         )
-        raise fail("checkpoint", f"labels of this very run in {str(path)!r}", f"others in {other}", advice)
+        raise fail("checkpoint", "labels of this very run", f"others in {other}", advice)
     known = {key_of(entry.fields) for entry in kept.entries}
     return name, [*kept.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
 
@@ -263,6 +301,16 @@ def check_paid(entries: Sequence[PoolEntry], *, used: int) -> None:
     if released > used:
         expected = f"at most the {used} labels that this component has paid for on this ledger"
         raise fail("checkpoint", expected, released, "Give the component that paid, or take another file.")
+
+
+def draft_pool(
+    entries: Sequence[PoolEntry], *, inputs: InputWording, task: VotingTask, report: Mapping[str, Any], public: Any
+) -> LabelledPool:
+    """Returns the pool of a run: every input with what became of it."""
+    shown = {label: texts[0].strip() for label, texts in task.texts.items()}
+    return LabelledPool(
+        tuple(entries), label_key=inputs.label_key, labels=task.labels, shown=shown, report=report, plan=public
+    )
 
 
 def labelling_plan(

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from langchain_dpicl._labelling_options import InputWording, check_paid, key_of
+from langchain_dpicl._labelling_options import InputWording, check_paid, draft_pool, key_of
 from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.label_rows import LabelRows
@@ -86,15 +86,7 @@ class LabellingRun(Uncopyable):
             "ledger_id": self._budget.ledger_id,
             "budget": self._budget.report().to_dict(),
         }
-        shown = {label: texts[0].strip() for label, texts in self.task.texts.items()}
-        return LabelledPool(
-            tuple(self._entries),
-            label_key=self.inputs.label_key,
-            labels=self.task.labels,
-            shown=shown,
-            report=report,
-            plan=self._public,
-        )
+        return draft_pool(self._entries, inputs=self.inputs, task=self.task, report=report, public=self._public)
 
     def run(self, *, progress: bool | None = None) -> LabelledPool:
         """Labels what waits until nothing waits or the share is spent, and returns everything.

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,7 +19,10 @@ from langchain_dpicl._selector_options import (
     DEFAULT_K,
     StudentOptions,
     StudentWork,
+    asked_values,
+    balanced,
     check_selection,
+    completed,
     labeler_of,
     made,
     public_entry,
@@ -53,13 +56,13 @@ class PoolSelector(BaseExampleSelector):
         Args:
           pool: public inputs with released (or given) labels.
           strategy: "validated" (the demonstrations of the student's prompt, the paper's way; where none was chosen,
-            the first `k` examples), "similarity" (the nearest to the query), "mmr" (near it and unlike each other) or
-            "length" (as many as fit).
+            `k` examples with labels in turns), "similarity" (the nearest to the query), "mmr" (near it and unlike each
+            other) or "length" (as many as fit).
           escape_braces: whether braces in examples come doubled, as stock STRING templates need it.
           labeler: who labels further inputs for `add_example`.
-          strategy_options: `k` examples to select (4), and what `_strategies.make_strategy` takes: `fetch_k`, and
-            `embeddings` or `vectorstore`, any of LangChain's, for "similarity" and "mmr"; `example_prompt`,
-            `max_length` and `get_text_length` for "length".
+          strategy_options: `k` examples to select (4); `embeddings` or `vectorstore`, any of LangChain's, and
+            `input_keys` (variables of the query that are compared) for "similarity" and "mmr"; `fetch_k` for "mmr";
+            `example_prompt` (by default that of the labels), `max_length` and `get_text_length` for "length".
 
         Raises:
           ConfigurationError: an option is out of range, unknown, or missing for the strategy.
@@ -68,7 +71,7 @@ class PoolSelector(BaseExampleSelector):
             raise fail("pool", "a LabelledPool", type(pool).__name__, "Load one with LabelledPool.load(path).")
         shown = check_selection(strategy, escape_braces, strategy_options)
         self.escape_braces = shown.pop("escape_braces")
-        self._options = shown
+        self._options = completed(shown, pool)
         self._labels = pool
         self._student = student_of(pool)
         self._labeler = None if labeler is None else labeler_of(pool, labeler)
@@ -144,13 +147,18 @@ class PoolSelector(BaseExampleSelector):
         """Returns the demonstrations for a query; free.
 
         Args:
-          input_variables: the query's variables; several are joined, sorted by name.
+          input_variables: the query's variables. Compared are those of `input_keys`, or of the wording that the inputs
+            were labelled with, or all where there are none of these; several are joined, sorted by name.
+
+        Raises:
+          ConfigurationError: a variable is missing, or is no text.
         """
-        return self._escaped(self._strategy.select(input_variables))
+        return self._escaped(self._strategy.select(asked_values(input_variables, self._options, self._labels)))
 
     async def aselect_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
         """Is `select_examples`, awaitable."""
-        return self._escaped(await self._strategy.aselect(input_variables))
+        values = asked_values(input_variables, self._options, self._labels)
+        return self._escaped(await self._strategy.aselect(values))
 
     def add_example(self, example: dict[str, str]) -> str | None:
         """Has the teachers label one more public input, at the cost of one query; free where that was done before.
@@ -231,7 +239,7 @@ class PoolSelector(BaseExampleSelector):
         return self._keep(await adrive(work.choose(self._labels, wanted, progress=progress)))
 
     def with_strategy(self, strategy: StrategyName | None = None, **options: Any) -> Self:
-        """Returns a selector over the same pool that selects, or shows, otherwise; free.
+        """Returns a selector over the pool as it is now that selects, or shows, otherwise; free.
 
         For instance `with_strategy(escape_braces=True)`: the same examples, for stock string templates.
 
@@ -271,7 +279,8 @@ class PoolSelector(BaseExampleSelector):
         """Returns the strategy over the examples as they are now."""
         shown = [place for place, entry in enumerate(self._labels.entries) if entry.label is not None]
         if self._student is None:
-            chosen: Sequence[int] = range(min(self._options.get("k", DEFAULT_K), len(shown)))
+            places = balanced(self._labels, self._options.get("k", DEFAULT_K))
+            chosen = [shown.index(place) for place in places]
         else:
             chosen = [shown.index(place) for place in self._student.demonstrations]
         texts = [text_of(self._labels.entries[place]) for place in shown]
@@ -300,7 +309,7 @@ class PoolSelector(BaseExampleSelector):
         """Puts an entry into the pool; returns what the strategy has to learn of it."""
         with self._lock:
             places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
-            is_news = not places or self._labels.entries[places[0]].status == "waiting"
+            is_news = not places or self._labels.entries[places[0]].label is None
             if is_news:
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
             if self._labeler is not None:

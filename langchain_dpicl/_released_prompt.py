@@ -51,7 +51,7 @@ class ReleasedPrompt(BaseModel):
     """Released demonstrations: field name to text."""
 
     example_selector: BaseExampleSelector | None = None
-    """Instead of `examples`: a selector, as in the stock class. No report covers what it selects."""
+    """Instead of `examples`: a selector, as in the stock class. No report of this template covers what it selects."""
 
     privacy_report: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Public report of what the demonstrations cost; empty where the template was built by hand."""
@@ -80,8 +80,10 @@ class ReleasedPrompt(BaseModel):
 
     @property
     def epsilon(self) -> float:
-        """Upper bound on epsilon of the demonstrations; `math.inf` where no report claims one."""
-        return epsilon_of(self.privacy_report) if self.privacy_report else math.inf
+        """Upper bound on epsilon of the demonstrations, or what the selector says of its own; else `math.inf`."""
+        if self.privacy_report:
+            return epsilon_of(self.privacy_report)
+        return float(getattr(self.example_selector, "epsilon", math.inf))
 
     @property
     def released(self) -> ReleasedDemonstrations:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from string import Formatter
 from typing import Any, get_args
 
 from tqdm.auto import tqdm
 
 from langchain_dpicl._label_scorers import distinct_texts
 from langchain_dpicl._labelling_options import InputWording
-from langchain_dpicl._strategies import Strategy, make_strategy
+from langchain_dpicl._strategies import Strategy, StrategyName, make_strategy
 from langchain_dpicl._voting_options import Votes, VotingTask, reader_of, texts_of
 from langchain_dpicl.asking import TaskWording
 from langchain_dpicl.backends.label_rows import LabelRows
@@ -80,7 +82,19 @@ class StudentWork:
           ModelCallError: it could not be reached.
         """
         own, scorer, _ = reader_of(llm, task, is_wanted=options.calibrate, shots=options.num_shots)
-        return cls(own, scorer, inputs)
+        made = cls(own, scorer, inputs)
+        made.check(options)
+        return made
+
+    def check(self, options: StudentOptions) -> None:
+        """Refuses a calibration that was asked for and cannot be.
+
+        Raises:
+          ConfigurationError: the student cannot be calibrated.
+        """
+        if options.calibrate and not self.scorer.calibrates:
+            expected = "False or None where votes are texts, or no variable of the query is called 'input'"
+            raise fail("calibrate_student", expected, options.calibrate)
 
     def choose(self, pool: LabelledPool, options: StudentOptions, *, progress: bool | None) -> Walk[StudentChoice]:
         """Searches the best prompt (a walk); see `choose_student`."""
@@ -143,32 +157,126 @@ def task_of(pool: LabelledPool) -> tuple[VotingTask, InputWording]:
 
 
 DEFAULT_K = 4
-_SELECTION = ("k", "fetch_k", "embeddings", "vectorstore", "example_prompt", "max_length", "get_text_length")
+_USERS: dict[str, tuple[str, ...]] = {
+    "k": ("validated", "similarity", "mmr"),
+    "fetch_k": ("mmr",),
+    "embeddings": ("similarity", "mmr"),
+    "vectorstore": ("similarity", "mmr"),
+    "input_keys": ("similarity", "mmr"),
+    "example_prompt": ("length",),
+    "max_length": ("length",),
+    "get_text_length": ("length",),
+}
+PLAIN_OPTIONS = tuple(name for name in _USERS if name != "example_prompt")
+"""Options of strategies that no other option of `from_private_examples` is called like."""
 
 
-def check_selection(strategy: Any, escape_braces: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_selection(strategy: Any, escape_braces: Any, options: Any) -> dict[str, Any]:
     """Returns the options of a selector, checked as far as they can be before there is a pool.
 
     Raises:
-      ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+      ConfigurationError: an option is out of range, unknown, of another strategy, or missing for this one.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise fail("strategy_options", "a dict of options, or None", type(options).__name__)
     given = dict(options or {})
-    if unknown := sorted(set(given) - set(_SELECTION)):
-        raise fail("strategy_options", f"some of {list(_SELECTION)}", unknown)
+    if unknown := sorted(set(given) - set(_USERS)):
+        raise fail("strategy_options", f"some of {list(_USERS)}", unknown)
+    check_choice("strategy", strategy, get_args(StrategyName))
+    if useless := [name for name in given if strategy not in _USERS[name] and given[name] is not None]:
+        users = {name: _USERS[name] for name in useless}
+        raise fail("strategy", f"one that uses its options ({users})", strategy, "Leave the others out.")
+    keys = given.get("input_keys")
+    if keys is not None and (isinstance(keys, str) or not all(isinstance(key, str) for key in keys)):
+        raise fail("input_keys", "a list of names of the query's variables, or None", keys)
     if not isinstance(escape_braces, bool):
         raise fail("escape_braces", "True or False", escape_braces)
     check_int("k", given.get("k", DEFAULT_K), low=1)
-    shown = {"strategy": strategy, **given}
-    made(shown, [], [], ())
-    return {**shown, "escape_braces": escape_braces}
+    if strategy != "length":  # whose template may come from the pool
+        made({"strategy": strategy, **given}, [], [], ())
+    return {"strategy": strategy, **given, "escape_braces": escape_braces}
 
 
 def made(
     options: Mapping[str, Any], examples: Sequence[dict[str, str]], texts: Sequence[str], chosen: Sequence[int]
 ) -> Strategy:
     """Returns the strategy that the options of a selector ask for."""
-    given = {name: value for name, value in options.items() if name != "strategy"}
+    given = {name: value for name, value in options.items() if name not in {"strategy", "input_keys"}}
     return make_strategy(options["strategy"], pool_examples=examples, input_texts=texts, chosen=chosen, **given)
+
+
+def split(
+    strategy: Any, escape_braces: Any, given: Any, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the options of the selector, checked, and those of the labeler, which may stand together.
+
+    Raises:
+      ConfigurationError: an option of the strategy is given twice, or as for `check_selection`.
+    """
+    beside = {name: value for name, value in options.items() if name in PLAIN_OPTIONS}
+    if isinstance(given, Mapping) and (twice := sorted(set(beside) & set(given))):
+        raise fail("strategy_options", "each option once", twice)
+    shown = check_selection(
+        strategy, escape_braces, {**given, **beside} if isinstance(given, Mapping) else given or beside
+    )
+    return shown, {name: value for name, value in options.items() if name not in beside}
+
+
+def early_check(student: Any, wanted: StudentOptions, shown: Mapping[str, Any]) -> Callable[[Any, LabelledPool], None]:
+    """Returns what refuses options of strategy and student before a labeler declares its share."""
+    options = {name: value for name, value in shown.items() if name != "escape_braces"}
+
+    def check(engine: Any, pool: LabelledPool) -> None:
+        completed(options, pool)
+        if options["strategy"] == "validated":
+            StudentWork.of(engine if student is None else student, *task_of(pool), wanted)
+
+    return check
+
+
+def completed(options: Mapping[str, Any], pool: LabelledPool) -> dict[str, Any]:
+    """Returns the options with what the pool's own plan says where nothing is given, checked on its fields.
+
+    Raises:
+      ConfigurationError: an option does not go with the pool's fields.
+    """
+    given = dict(options)
+    if given["strategy"] == "length" and given.get("example_prompt") is None:
+        given["example_prompt"] = pool.plan.get("example_prompt")
+    fields = dict.fromkeys(pool.entries[0].fields if pool.entries else (), "")
+    if fields:
+        made(given, [{**fields, pool.label_key: ""}], [""], ())
+    return given
+
+
+def balanced(pool: LabelledPool, count: int) -> list[int]:
+    """Returns places of up to `count` examples of the pool, with labels in turns, in the order of the pool."""
+    turns: Counter[str | None] = Counter()
+    ranked = []
+    for place, entry in enumerate(pool.entries):
+        if entry.label is not None:
+            ranked.append((turns[entry.label], place))
+            turns[entry.label] += 1
+    return sorted(place for _, place in sorted(ranked)[:count])
+
+
+def asked_values(values: Any, options: Mapping[str, Any], pool: LabelledPool) -> Any:
+    """Returns the query's own values: those of `input_keys`, or of the variables that the pool's inputs filled.
+
+    Raises:
+      ConfigurationError: a wanted variable is missing, or there are no values.
+    """
+    if not isinstance(values, Mapping):
+        raise fail("input_variables", "a dict of the query's variables", type(values).__name__)
+    wanted = options.get("input_keys")
+    if wanted is not None:
+        if missing := [name for name in wanted if name not in values]:
+            raise fail("input_keys", f"variables among {sorted(map(str, values))}", missing)
+        return {name: values[name] for name in wanted}
+    suffix = pool.plan.get("suffix")
+    known = [name for _, name, _, _ in Formatter().parse(suffix) if name] if isinstance(suffix, str) else []
+    own = {name: values[name] for name in known if name in values}
+    return own or values
 
 
 def probed(llm: Any, strategy: str, votes: str | None) -> Any:
@@ -222,17 +330,19 @@ def public_entry(pool: LabelledPool, example: Mapping[str, str]) -> PoolEntry:
     """
     key = pool.label_key
     if not isinstance(example, Mapping) or key not in example:
-        raise fail("example", f"a dict with fields and {key!r}", type(example).__name__)
+        found = sorted(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
+        raise fail("example", f"a dict with the input's fields and its label under {key!r}", found)
     fields = {name: value for name, value in example.items() if name != key}
     wanted = sorted(pool.entries[0].fields) if pool.entries else sorted(map(str, fields))
     if sorted(map(str, fields)) != wanted:
         raise fail("example", f"the fields {[*wanted, key]}", sorted(map(str, example)))
     by_text = {text: label for label, text in pool.shown.items()}
-    label = example[key] if example[key] in pool.labels else by_text.get(example[key])
+    said = example[key]
+    label = None if not isinstance(said, str) else said if said in pool.labels else by_text.get(said)
     if label is None:
-        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", example[key])
-    if any(entry.fields == fields and entry.status != "waiting" for entry in pool.entries):
-        raise fail("example", "an input that is not in the pool", "one that is", "Its label was released or given.")
+        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", said)
+    if any(entry.fields == fields and entry.label is not None for entry in pool.entries):
+        raise fail("example", "an input without a label", "one that has a label in the pool already")
     return PoolEntry(fields=fields, label=label, status="public")
 
 

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from langchain_dpicl._pool_selector import PoolSelector
-from langchain_dpicl._selector_options import StudentOptions, carrying, check_searched, check_selection, probed
+from langchain_dpicl._selector_options import (
+    StudentOptions,
+    carrying,
+    check_searched,
+    check_selection,
+    early_check,
+    probed,
+    split,
+)
 from langchain_dpicl._strategies import StrategyName
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.labelling import PromptPATELabeler
@@ -86,8 +94,8 @@ class PromptPATEExampleSelector(PoolSelector):
           seed: public, of the choice of candidates: it moves no noise and no sample.
           calibrate_student: whether the student is calibrated contextually; None: see `DPVotingRunnable`.
           strategy: see the class; only for "validated" a prompt is searched for.
-          strategy_options: `k`, `fetch_k`, `embeddings`, `vectorstore`, `example_prompt`, `max_length`,
-            `get_text_length`.
+          strategy_options: options of the strategy, see the class; all but `example_prompt` may stand beside the others
+            as well.
           escape_braces: see the class.
           progress: True shows bars, False hides them, None shows them on a terminal only.
           options: what `PromptPATELabeler.from_private_examples` takes: budget, epsilon, wording, teachers, mechanism,
@@ -99,10 +107,11 @@ class PromptPATEExampleSelector(PoolSelector):
           LabellingInterruptedError: a public call failed half-way; `error.labeler` holds the labels so far, and goes
             on: `error.labeler.run()`, then `from_labeler`.
         """
-        shown = check_selection(strategy, escape_braces, strategy_options)
+        shown, options = split(strategy, escape_braces, strategy_options, options)
         wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
         student = probed(student_llm, strategy, options.get("votes"))
-        labeler = PromptPATELabeler.from_private_examples(private, llm=llm, public_inputs=public_inputs, **options)
+        options |= {"llm": llm, "public_inputs": public_inputs, "check": early_check(student, wanted, shown)}
+        labeler = PromptPATELabeler.from_private_examples(private, **options)
         labeler.run(progress=progress)
         return cls._from(labeler, student, wanted, shown, progress)
 
@@ -126,10 +135,10 @@ class PromptPATEExampleSelector(PoolSelector):
         **options: Any,
     ) -> Self:
         """Is `from_private_examples`, awaitable; the teachers of one input are asked concurrently."""
-        shown = check_selection(strategy, escape_braces, strategy_options)
+        shown, options = split(strategy, escape_braces, strategy_options, options)
         wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
         student = await asyncio.to_thread(probed, student_llm, strategy, options.get("votes"))
-        options |= {"llm": llm, "public_inputs": public_inputs}
+        options |= {"llm": llm, "public_inputs": public_inputs, "check": early_check(student, wanted, shown)}
         labeler = await PromptPATELabeler.afrom_private_examples(private, **options)
         await labeler.arun(progress=progress)
         return await cls._afrom(labeler, student, wanted, shown, progress)

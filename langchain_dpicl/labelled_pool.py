@@ -27,6 +27,7 @@ _FORM = FileForm(
     FORMAT,
     VERSION,
     frozenset({"entries", "label_key", "labels", "shown", "report", "plan", "student"}),
+    lines="entries",
 )
 _ENTRY = frozenset({"fields", "label", "status", "votes"})
 _LABELLED = ("labelled", "public")
@@ -241,7 +242,7 @@ class LabelledPool:
         )
 
     def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        """Returns the JSON text, one entry per line; `from_json` reads it back to an equal object."""
         return _FORM.text(
             {
                 "entries": [entry.to_dict() for entry in self.entries],

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from langchain_dpicl._labelling_options import (
     InputWording,
     check_rejection,
+    draft_pool,
+    kept_at,
     labelling_plan,
+    query_count,
     resumed,
     teacher_design,
 )
@@ -25,9 +27,9 @@ from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import Teachers as TeacherKind
 from langchain_dpicl.planning import Cost
-from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.teachers import teachers_of
@@ -77,7 +79,7 @@ class PromptPATELabeler(LabellingRun):
         mechanism: str = "gumbel",
         confident: tuple[float, float, float] | None = None,
         max_answers: int | None = None,
-        abstain_below: float | Literal["chance"] | None = "chance",
+        abstain_below: float | Literal["auto"] | None = "auto",
         other_label: str | None = OTHER,
         rows: str | None = None,
         num_slots: int | None = None,
@@ -86,6 +88,7 @@ class PromptPATELabeler(LabellingRun):
         overfill: float | None = None,
         component: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        check: Callable[[Any, LabelledPool], object] | None = None,
     ) -> Self:
         """Plans the noise, declares the share and returns a labeler that has not spent anything yet.
 
@@ -122,7 +125,8 @@ class PromptPATELabeler(LabellingRun):
           max_answers: labels that the share pays for where the test is charged apart ("confident_gnmax" with
             "one_sample" or "fixed"); None: `max_queries`.
           abstain_below: share of the expected votes, in (0, 1], that a label needs; otherwise the input is rejected.
-            "chance": one part of as many as there are labels, but for "confident_gnmax", which has its own threshold.
+            "auto": half of what votes at random would give, so that inputs are rejected where teachers are silent;
+            "confident_gnmax" has a threshold of its own instead.
             None: the best label always counts.
           other_label: what votes are called whose text names no label, a candidate of its own for models that give
             text alone; where it wins the input is rejected. None: such votes count for nothing.
@@ -133,7 +137,9 @@ class PromptPATELabeler(LabellingRun):
           overfill: expected units per shot of a slot.
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
           checkpoint: file that holds every released label before its ticket is committed. If it exists, the run goes
-            on from it: on the same ledger and plan only.
+            on from it: on the same ledger and plan only, with its `max_queries` unless another is given.
+          check: called with the model's engine and the pool as it is before anything is declared, plan included; what
+            it raises refuses the run.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -157,7 +163,8 @@ class PromptPATELabeler(LabellingRun):
         )
         inputs = InputWording.of(private, task.wording)
         entries = inputs.waiting(public_inputs)
-        count = check_int("max_queries", len(entries) or None if max_queries is None else max_queries, low=1)
+        path, kept = kept_at(checkpoint)
+        count = query_count(max_queries, entries, kept)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         design = teacher_design(private, teachers=teachers, sampling=sampling, rows=rows, **shape)
         engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
@@ -183,12 +190,12 @@ class PromptPATELabeler(LabellingRun):
         task, scorer, reads = reader_of(
             engine, task, is_wanted=calibrate, shots=plan.design.shots_per_slot, other=has_other
         )
-        public = {**plan.to_dict(), **task.to_dict(), **reads, "abstain_below": least}
-        public |= {"text_key": inputs.text_key, "content_free_inputs": list(content_free)}
+        wording = {"text_key": inputs.text_key, "content_free_inputs": list(content_free)}
+        public = {**plan.to_dict(), **task.to_dict(), **reads, **wording, "abstain_below": least}
         public |= {"other_label": other_label} if has_other else {}
-        path = None if checkpoint is None else Path(checkpoint)
-        paid = {"dataset_id": private.dataset_id, "ledger_id": spender.ledger_id, "adjacency": spender.adjacency}
-        name, entries = resumed(path, entries, component=component, paid=paid, public=public)
+        name, entries = resumed(kept, entries, component=component, paid=(private, spender), public=public)
+        if check is not None:
+            check(engine, draft_pool(entries, inputs=inputs, task=task, report={}, public=public))
         name = spender.fresh_name("pate") if name is None else name
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
         return cls(

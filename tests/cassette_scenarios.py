@@ -298,6 +298,7 @@ def _labeler(engine: Any, target: Target, **options: Any) -> PromptPATELabeler:
         num_slots=len(records),
         rows="units",
         mechanism="gaussian",
+        abstain_below=0.5,
         max_queries=3,
         **options,
     )

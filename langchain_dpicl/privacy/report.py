@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_real
 from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, Book, own_cost, same, shown_problems
+from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
+from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, ShareTerms, event_of_components, price
 from langchain_dpicl.privacy.units import Declaration, make_declaration
@@ -53,8 +54,7 @@ DIGEST_MEANS = (
     "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
 )
 INSTRUCTION_ONLY = "instruction only"
-
-_UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_SHOWN = (shown_problems, label_problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class VerifiedReport:
 
     Attributes:
       epsilon: sum of the recomputed costs of all shares (of a release: the cost of its own share); infinite where one
-        could not be recomputed or nothing is protected.
+        could not be recomputed, nothing is protected, or a labelled pool is not the one that was paid for.
       delta: sum of the deltas they were recomputed at (of a release: its own).
       ok: whether nothing is wrong.
       problems: what is wrong, in words.
@@ -243,7 +243,8 @@ def verify_report(report: Reported) -> VerifiedReport:
 
     Formal guarantees:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
-        1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets.
+        1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
+        far that goes for labels, and for a `LabelledPool` beside them, is in `shown_labels`.
       - It does not mean that the report is genuine. The digest is no signature: it catches accidents, a forger can
         rewrite a whole report. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
@@ -255,31 +256,40 @@ def verify_report(report: Reported) -> VerifiedReport:
     Raises:
       ConfigurationError: it is none of these.
     """
-    data = _parse(report)
+    holder = _read(report)
+    data = _report_of(holder)
+    component = None
     if "report_format" in data:
-        return _verify_budget(data)[0]
-    if "budget" in data:
-        return _verify_release(data)
-    if "baseline" in data or data.get("private") is False:
-        return _verify_baseline(data)
-    raise _no_report(f"an object with the keys {sorted(map(str, data))}")
+        found = _verify_budget(data)[0]
+    elif "budget" in data:
+        found, component = _verify_release(data)
+    elif "baseline" in data or data.get("private") is False:
+        found = _verify_baseline(data)
+    else:
+        raise _no_report(f"an object with the keys {sorted(map(str, data))}")
+    problems = tuple(pool_problems(holder, component))
+    return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
 
 
-def _parse(report: Any) -> Mapping[str, Any]:
-    data = report
+def _read(report: Any) -> Any:
+    """Returns what was given, texts and reports as JSON values."""
     if isinstance(report, PrivacyReport):
-        data = report.to_dict()
-    elif isinstance(report, (str, bytes)):
+        return report.to_dict()
+    if isinstance(report, (str, bytes)):
         try:
-            data = json.loads(report)
+            return json.loads(report)
         except (ValueError, RecursionError):
             raise _no_report("text that is not JSON") from None
-    elif not isinstance(report, Mapping):
-        data = getattr(report, "report", None)
+    return report
+
+
+def _report_of(holder: Any) -> Mapping[str, Any]:
+    """Returns the report itself, or the one that a release holds."""
+    data = holder if isinstance(holder, Mapping) else getattr(holder, "report", None)
     if isinstance(data, Mapping) and "report" in data and not {"examples", "entries"}.isdisjoint(data):
         data = data["report"]
     if not isinstance(data, Mapping):
-        raise _no_report(type(report).__name__)
+        raise _no_report(type(holder).__name__)
     return data
 
 
@@ -297,8 +307,8 @@ def _verify_baseline(data: Mapping[str, Any]) -> VerifiedReport:
     return VerifiedReport(math.inf, 0.0, ok=False, problems=(f"not private: baseline {name!r}, epsilon is infinite",))
 
 
-def _verify_release(data: Mapping[str, Any]) -> VerifiedReport:
-    """Verifies the ledger's report inside, and that the release claims what its own share is charged."""
+def _verify_release(data: Mapping[str, Any]) -> tuple[VerifiedReport, Component | None]:
+    """Verifies the ledger's report inside, and that the release claims what its own component's share is charged."""
     inner, name = data["budget"], data.get("component")
     if not isinstance(inner, Mapping):
         raise _no_report(f"a release whose 'budget' is {type(inner).__name__}")
@@ -307,15 +317,15 @@ def _verify_release(data: Mapping[str, Any]) -> VerifiedReport:
     terms, cost = shares.get(name if isinstance(name, str) else "", (None, math.inf))
     if terms is None:
         problems.append(f"component: expected a share of the ledger's report, found {name!r}")
-        return VerifiedReport(math.inf, whole.delta, ok=False, problems=tuple(problems))
+        return VerifiedReport(math.inf, whole.delta, ok=False, problems=tuple(problems)), None
     charged = {"private": True, "epsilon": terms.epsilon, "delta": terms.delta, "adjacency": inner["adjacency"]}
-    partition = next(component.partition for component in terms.components if component.name == name)
-    expected = charged if partition is None else {**charged, "dataset_id": partition}
+    own = next(component for component in terms.components if component.name == name)
+    expected = charged if own.partition is None else {**charged, "dataset_id": own.partition}
     for key, value in expected.items():
         if data.get(key) != value:
             problems.append(f"{key}: expected {value!r}, as in the share of {name!r}, found {data.get(key)!r}")
     epsilon = cost if whole.epsilon < math.inf else math.inf
-    return VerifiedReport(epsilon, terms.delta, not problems, tuple(problems))
+    return VerifiedReport(epsilon, terms.delta, not problems, tuple(problems)), own
 
 
 def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, tuple[ShareTerms, float]]]:
@@ -334,9 +344,8 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
             shares.append((terms, cost))
             problems.extend(_share_problems(terms, cost, book))
         read = all(cost < math.inf for _, cost in shares)
-    except _UNREADABLE as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        problems.append(f"the report cannot be read: {why}")
+    except UNREADABLE as error:
+        problems.append(f"the report cannot be read: {why(error)}")
         read = False
     named = {component.name: share for share in reversed(shares) for component in share[0].components}
     epsilon = _sum(cost for _, cost in shares) if read else math.inf
@@ -388,7 +397,7 @@ def _share_problems(terms: ShareTerms, cost: float, book: Book) -> Iterator[str]
     if book.misstated(stated, cost) or stated > terms.epsilon:
         yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
     for component in terms.components:
-        for check in (_asked_problems(component, terms, book), shown_problems(component, book)):
+        for check in (_asked_problems(component, terms, book), *(of(component, book) for of in _SHOWN)):
             yield from (f"{component.name}: {problem}" for problem in check)
 
 

@@ -17,7 +17,7 @@ from langchain_dpicl.privacy.label_tickets import TEACHERS, Teachers, label_rele
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why
-from langchain_dpicl.privacy.tickets import Component
+from langchain_dpicl.privacy.tickets import Component, Ticket
 
 _WITH_LABEL = {"labelled", "public"}
 _RELEASED = {"labelled", "rejected"}
@@ -53,10 +53,21 @@ class _Run:
         return cls(release, teachers, queries, answers, candidates, declared.total_size)
 
     @property
+    def tickets(self) -> tuple[Ticket, ...]:
+        """The tickets that it takes."""
+        counts: dict[str, Any] = {"max_queries": self.max_queries, "max_answers": self.max_answers}
+        return label_tickets(self.release, teachers=self.teachers, **counts)
+
+    @property
+    def sampling_rate(self) -> float:
+        """The rate that a label is priced at."""
+        return float(self.release.sampler.sampling_rate)
+
+    @property
     def rows(self) -> float:
         """The expected number of rows of one label."""
-        sampler = self.release.sampler
-        return self.public_size * sampler.sampling_rate if sampler.num_rows is None else float(sampler.num_rows)
+        slots = self.release.sampler.num_rows
+        return self.public_size * self.sampling_rate if slots is None else float(slots)
 
 
 def label_problems(component: Component, book: Book) -> Iterator[str]:
@@ -84,8 +95,8 @@ def _read(problems: Any, what: str) -> Sequence[str]:
 
 def _label_problems(component: Component, book: Book) -> Iterator[str]:
     shown, run = component.public, _Run.of(component, book)
-    counts = {"max_queries": run.max_queries, "max_answers": run.max_answers}
-    if component.tickets != label_tickets(run.release, teachers=run.teachers, **counts):
+    if component.tickets != run.tickets:
+        counts = f"max_queries={run.max_queries} and max_answers={run.max_answers}"
         yield f"shows labelling by {run.teachers} teachers with {counts}, which makes other tickets than it has"
     if run.release.adjacency != book.adjacency:
         yield f"shows a release under {run.release.adjacency!r}, the ledger's adjacency is {book.adjacency!r}"
@@ -95,8 +106,8 @@ def _label_problems(component: Component, book: Book) -> Iterator[str]:
     gap = run.release.implementation_delta(run.max_queries, width=run.candidates)
     if not same(component.implementation_delta, gap):
         yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
-    fitting = {**_flat(run), **_rejection(run, shown), "implementation_delta": gap, "delta": component.delta}
-    for name, value in fitting.items():
+    of_share = {"implementation_delta": gap, "delta": component.delta}
+    for name, value in (*_flat(run).items(), *_rejection(run, shown).items(), *of_share.items()):
         if not _agree(shown.get(name), value):
             yield f"shows {name} {shown.get(name)!r}, its release, data set and share make it {value!r}"
     if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
@@ -123,7 +134,7 @@ def _flat(run: _Run) -> dict[str, Any]:
         "test_noise_multiplier": test,
         "test_noise_scale": None if test is None else test * release.sensitivity.require("linf"),
         "rows": release.row_shape,
-        "sampling_rate": float(release.sampler.sampling_rate),
+        "sampling_rate": run.sampling_rate,
         "public_size": run.public_size,
     }
 
@@ -133,28 +144,25 @@ def _design_problems(run: _Run, shown: Mapping[str, Any]) -> Iterator[str]:
     sampler, size = run.release.sampler, run.public_size
     slots = check_int("num_slots", shown["num_slots"], low=1, high=size)
     shots = check_int("shots_per_slot", shown["shots_per_slot"], low=1)
-    kinds = {BalancedSlots: "fixed", PartitionedSlots: "partition"}
-    sampling = kinds.get(type(sampler), "poisson")
+    sampling = {BalancedSlots: "fixed", PartitionedSlots: "partition"}.get(type(sampler), "poisson")
     if shown["sampling"] != sampling or (sampling == "partition") != (run.teachers == "fixed"):
         yield f"shows sampling {shown['sampling']!r} of {run.teachers} teachers, its release is {sampling!r}"
-    drawn = (1, 1) if isinstance(sampler, PoissonUnits) else (sampler.num_slots, sampler.shots_per_slot)
-    if drawn != ((1, shots) if isinstance(sampler, PoissonUnits) else (slots, shots)):
-        yield f"shows num_slots {slots!r} and shots_per_slot {shots!r}, its release has others"
+    # A unit row is one shot; how many are expected follows from the rate.
+    drawn = (slots, 1) if isinstance(sampler, PoissonUnits) else (sampler.num_slots, sampler.shots_per_slot)
+    if drawn != (slots, shots):
+        yield f"shows num_slots {slots!r} and shots_per_slot {shots!r}, its release has {drawn!r}"
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         if sampler.public_size != size:
             yield f"shows public_size {sampler.public_size!r} in its release, its data set declares {size!r}"
-    elif not same(rate := min(1.0, slots * shots * check_positive("overfill", shown["overfill"]) / size), drawn_at(run)):
-        yield f"shows sampling_rate {drawn_at(run)!r}, its rows and public_size make {rate!r}"
+    else:
+        rate = min(1.0, slots * shots * check_positive("overfill", shown["overfill"]) / size)
+        if not same(run.sampling_rate, rate):
+            yield f"shows sampling_rate {run.sampling_rate!r}, its rows and public_size make {rate!r}"
     labels = shown.get("labels")
     if isinstance(labels, list):
         width = len(labels) + (shown.get("other_label") is not None) + len(run.release.constants)
         if width != run.candidates:
             yield f"shows {run.candidates!r} candidates, its labels make {width!r}"
-
-
-def drawn_at(run: _Run) -> float:
-    """Returns the rate that its tickets are priced at."""
-    return float(run.release.sampler.sampling_rate)
 
 
 def _rejection(run: _Run, shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +172,8 @@ def _rejection(run: _Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         return {"threshold": mechanism.threshold, "abstain_below": None}
     is_vector = mechanism.releases == "vector"
     if "abstain_below" not in shown:
-        return {} if is_vector else {"threshold": None}
+        threshold = shown["threshold"] if is_vector else None
+        return {"threshold": None if threshold is None else check_real("threshold", threshold)}
     if shown["abstain_below"] is None:
         return {"threshold": None, "constants": []}
     votes = check_real("abstain_below", shown["abstain_below"], low=0.0, high=1.0, low_open=True) * run.rows
@@ -185,7 +194,8 @@ def pool_problems(holder: object, component: Component | None) -> Iterator[str]:
       holder: what was given to the verifier, a text read as JSON.
       component: the one that its report names; None: it names none, or nothing protects it.
     """
-    if _of(holder, "entries") is not None and _of(holder, "report") is not None:
+    is_pool = {"entries", "report"} <= set(holder) if isinstance(holder, Mapping) else hasattr(holder, "entries")
+    if is_pool:
         yield from _read(lambda: _pool_problems(holder, component), "entries: they cannot be read")
 
 
@@ -199,7 +209,9 @@ def _pool_problems(pool: object, component: Component | None) -> Iterator[str]:
     for place, entry in enumerate(_of(pool, "entries")):
         status, votes = _of(entry, "status"), _of(entry, "votes")
         counts[check_choice(f"entries[{place}].status", status, _STATUSES)] += 1
-        if (status in _WITH_LABEL) != isinstance(_of(entry, "label"), str) or (votes is not None) > (status in _RELEASED):
+        label = _of(entry, "label")
+        fits = isinstance(label, str) if status in _WITH_LABEL else label is None
+        if not fits or (votes is not None and status not in _RELEASED):
             yield f"entries[{place}]: its label or votes do not go with status {status!r}"
         has_votes |= votes is not None
     released = counts["labelled"] + counts["rejected"]

@@ -371,7 +371,7 @@ class TestCommand:
         data, other = written(tmp_path / "moves.jsonl", ROWS), written(tmp_path / "elsewhere.jsonl", OTHER)
         small = ["--inputs", 6, "--questions", 8, "--candidates", 3, "--validation", 3, "--ensemble-questions", 2]
         out = tmp_path / "out"
-        given = ["--data", data, "--public", f"moves={other}", f"no={other}", "--teachers", 10, "--repeats", 2, *small]
+        given = ["--data", data, "--public", f"moves={other}", "--teachers", 10, "--repeats", 2, *small]
         assert self.run(monkeypatch, *given, "--out", out) == 0
         printed = capsys.readouterr().out
         assert "## moves: 80 private records, 6 public inputs from dev, 8 questions, 2 labels" in printed

@@ -29,7 +29,7 @@ from _voting_rows import (
     noisy_accuracies,
     published_gap_closed,
 )
-from _voting_task import PAPER, Task, load
+from _voting_task import PAPER, Task, load, read_rows
 
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.baselines import label_votes_without_privacy
@@ -109,6 +109,38 @@ class TestReading:
     def test_a_file_without_two_splits_and_two_labels_is_refused(self, tmp_path: Path, rows: Any) -> None:
         with pytest.raises(SystemExit, match="expected both splits"):
             load(written(tmp_path / "moves.jsonl", rows), cap=9, questions=9, seed=0, words={})
+
+    def test_a_name_or_a_code_is_label_enough(self, tmp_path: Path) -> None:
+        for left_out, labels in (("label", ("down", "up")), ("label_name", ("0", "1"))):
+            rows = [{key: value for key, value in row.items() if key != left_out} for row in ROWS]
+            read = load(written(tmp_path / "moves.jsonl", rows), cap=9, questions=9, seed=0, words={})
+            assert read.labels == labels
+        bare = [*ROWS, {"text": "up", "split": "test"}]
+        with pytest.raises(SystemExit, match=r"moves\.jsonl: expected label_name"):
+            load(written(tmp_path / "moves.jsonl", bare), cap=9, questions=9, seed=0, words={})
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("a.jsonl", b'{"text": "a"}\nswordfish\n', "line 2: expected one JSON object per line"),
+            ("a.jsonl", b"\xff\xfe", "line 1: expected one JSON object per line"),
+            ("a.jsonl", b'{"text": "a"}\n["swordfish"]', "line 2: expected a JSON object with text"),
+            ("a.jsonl", b'{"swordfish": 1}', "line 1: expected a JSON object with text"),
+            ("a.jsonl.gz", b'{"text": "swordfish"}', "expected a readable gzipped file"),
+            ("a.jsonl.gz", gzip.compress(b'{"text": "swordfish"}')[:-9], "expected a readable gzipped file"),
+        ],
+        ids=["no JSON", "no text", "a list", "other fields", "not packed", "cut off"],
+    )
+    def test_a_file_of_another_form_is_refused_in_one_line_without_its_content(
+        self, tmp_path: Path, name: str, content: bytes, said: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SystemExit) as caught:
+            read_rows(tmp_path / name)
+        message = str(caught.value.code)
+        assert message.startswith(f"{name}: {said}")
+        assert "swordfish" not in message
+        assert "\n" not in message
 
 
 class TestVotes:

@@ -33,6 +33,7 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
+    TextVoteBackend,
     verify_report,
 )
 from langchain_dpicl.exceptions import (
@@ -263,7 +264,17 @@ FAULTS: list[dict[str, Any]] = [
         "strategy": "similarity",
         "strategy_options": {"embeddings": Words(), "vectorstore": InMemoryVectorStore(Words())},
     },
-    {"strategy": "length"},
+    {"strategy": "length", "example_prompt": "Q: {question}", "suffix": "{input}"},
+    {"strategy": "length", "strategy_options": {"example_prompt": "Q: {question} {queue}"}},
+    {"strategy": "length", "k": 2},
+    {"strategy": "similarity", "embeddings": Words(), "fetch_k": 3},
+    {"strategy": "similarity", "embeddings": Words(), "strategy_options": {"embeddings": Words()}},
+    {"strategy": "similarity", "embeddings": Words(), "input_keys": "input"},
+    {"strategy_options": ["k"]},
+    {"student_llm": TextVoteBackend(FakeListChatModel(responses=["card"])), "calibrate_student": True},
+    {"public_inputs": [], "max_queries": None},
+    {"checkpoint": 3},
+    {"checkpoint": "no such folder/labels.json"},
     {"strategy": "length", "strategy_options": {"example_prompt": EXAMPLE, "max_length": 0}},
     {"strategy_options": {"k": 0}},
     {"strategy_options": {"weight": 1}},
@@ -285,6 +296,7 @@ def test_a_public_fault_binds_nothing_and_asks_nothing_private(fault: dict[str, 
     with pytest.raises(TypeError if "unknown" in fault else ConfigurationError):
         built(awaited, private, **{"llm": spy, "budget": budget, **fault})
     assert (lines(budget), spy.private) == ([], [])
+    assert budget.report().to_dict()["promised"]["epsilon"] == 0.0
     if not awaited:
         selector(private, budget=house(), public_inputs=[CARD, WIRE])
 
@@ -830,3 +842,85 @@ def test_the_embedded_model_teaches_and_learns_offline() -> None:
     made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, **shape)
     assert [example["queue"] for example in made.examples] == ["card"] * 3 + ["transfer"] * 3
     assert made.student.accuracy == 1.0
+
+
+# -- what is compared, and what is shown without a choice -----------------------------------------------------------
+
+
+class Heard(Words):
+    """Remembers what it embedded as a query."""
+
+    def __init__(self) -> None:
+        self.queries: list[str] = []
+
+    def embed_query(self, text: str) -> list[float]:
+        self.queries.append(text)
+        return super().embed_query(text)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [super(Heard, self).embed_query(text) for text in texts]
+
+
+@pytest.mark.parametrize("keys", [None, ["input"], ["lang"], ["lang", "input"]])
+def test_similarity_compares_the_query_and_not_what_else_the_prompt_needs(keys: list[str] | None) -> None:
+    heard = Heard()
+    made = selector(strategy="similarity", embeddings=heard, input_keys=keys, k=1)
+    values: Any = {"input": "my card", "lang": "English", "history": None}
+    if keys != ["lang"] and keys is not None:
+        values = {name: values[name] for name in ("input", "lang")}
+    made.select_examples(values)
+    asyncio.run(made.aselect_examples(values))
+    wanted = {None: "my card", ("input",): "my card", ("lang",): "English", ("lang", "input"): "my card English"}
+    assert heard.queries == [wanted[None if keys is None else tuple(keys)]] * 2
+
+
+def test_without_the_wording_s_variable_everything_is_compared() -> None:
+    heard = Heard()
+    made = selector(strategy="similarity", embeddings=heard)
+    made.select_examples({"question": "what", "b": "else"})
+    assert heard.queries == ["else what"]
+    with pytest.raises(ConfigurationError, match="input_keys"):
+        made.with_strategy("similarity", embeddings=heard, input_keys=["nowhere"]).select_examples({"a": "b"})
+    for odd in (None, "text", ["x"]):
+        with pytest.raises(ConfigurationError, match="input_variables"):
+            made.select_examples(odd)  # type: ignore[arg-type]
+
+
+def test_without_a_chosen_prompt_labels_take_turns() -> None:
+    pool = LabelledPool(
+        [
+            *(PoolEntry({"text": f"card {i}"}, "card", "public") for i in range(5)),
+            PoolEntry({"text": "w"}, "transfer", "public"),
+        ],
+        label_key="queue",
+        labels=LABELS,
+        shown={label: label for label in LABELS},
+        report={},
+        plan={},
+    )
+    shown = PromptPATEExampleSelector(pool, k=2).select_examples({"input": "x"})
+    assert [example["queue"] for example in shown] == ["card", "transfer"]
+    assert len(PromptPATEExampleSelector(pool, k=50).select_examples({"input": "x"})) == 6
+
+
+def test_a_rejected_input_may_get_a_public_label() -> None:
+    made = selector(public_inputs=[CARD, WIRE, MUTE])
+    assert made.rejected == [{"text": MUTE}]
+    made.add_public_example({"text": MUTE, "queue": "card"})
+    assert made.rejected == []
+    assert made.examples[-1] == {"text": MUTE, "queue": "card"}
+    with pytest.raises(ConfigurationError, match="has a label"):
+        made.add_public_example({"text": MUTE, "queue": "card"})
+
+
+def test_the_template_of_the_labels_measures_lengths_where_no_other_is_given() -> None:
+    made = selector(strategy="length", max_length=12)
+    longer = made.with_strategy("length", max_length=1_000)
+    assert 0 < len(made.select_examples({"input": "x"})) < len(longer.select_examples({"input": "x"}))
+
+
+def test_a_template_over_a_selector_has_the_selector_s_epsilon() -> None:
+    made = selector()
+    shown = PromptTemplate.from_template("text: {text}\nqueue: {queue}")
+    own = DPFewShotPromptTemplate(example_selector=made, example_prompt=shown, suffix="text: {input}\nqueue:")
+    assert own.epsilon == made.epsilon < math.inf

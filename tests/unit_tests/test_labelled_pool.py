@@ -20,6 +20,7 @@ from langchain_dpicl.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEnt
 from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
+from tests.labelling_doubles import labeler
 
 LABELLED = PoolEntry({"text": 'braces {"a": 1} and {q}'}, "card", "labelled", {"card": 12.5, "transfer": -3})
 PUBLIC = PoolEntry({"text": "überweisung €"}, "transfer", "public")
@@ -331,22 +332,128 @@ class TestFiles:
             LabelledPool.load(path)
 
 
-def test_a_pool_and_its_file_are_verified_by_their_report(tmp_path):
-    honest = Budget(epsilon=1.0, delta=1e-6)
-    honest.declare("labels", tickets=[Ticket("label", PureEvent(0.25), max_count=2)], epsilon=0.5)
-    share = {"epsilon": 0.5, "delta": 5e-7, "adjacency": "add_remove", "component": "labels"}
-    budget = honest.report().to_dict()
-    first = pool(report={"private": True, **share, "budget": budget})
-    first.save(tmp_path / "a.json")
-    content = (tmp_path / "a.json").read_bytes()
-    for form in (first, first.report, LabelledPool.load(tmp_path / "a.json"), content, json.loads(content)):
-        assert verify_report(form).ok
-        assert 0.49999 < verify_report(form).epsilon <= 0.5
-    forged = pool(report={"private": True, **share, "epsilon": 0.1, "budget": budget})
-    for form in (forged, forged.to_json()):
-        assert not verify_report(form).ok
-    with pytest.raises(ConfigurationError):
-        verify_report(pool(report={}))
+@pytest.fixture(scope="module")
+def bought() -> LabelledPool:
+    """What a labeler with two queries leaves behind, a public example and one more input that waits."""
+    found = labeler().run(progress=False).with_entries([PUBLIC, WAITING])
+    assert [entry.status for entry in found.entries] == ["labelled", "labelled", "public", "waiting"]
+    return found
+
+
+def forms(found: LabelledPool) -> list:
+    return [found, found.to_json(), found.to_json().encode(), json.loads(found.to_json())]
+
+
+def assert_refused(found: LabelledPool, problem: str) -> None:
+    for form in forms(found):
+        verified = verify_report(form)
+        assert (verified.ok, verified.epsilon) == (False, math.inf)
+        assert any(problem in one for one in verified.problems), verified.problems
+
+
+class TestVerification:
+    def test_a_pool_and_its_file_are_verified_by_their_report(self, bought, tmp_path):
+        bought.save(tmp_path / "a.json")
+        content = (tmp_path / "a.json").read_bytes()
+        for form in (*forms(bought), bought.report, LabelledPool.load(tmp_path / "a.json"), content):
+            verified = verify_report(form)
+            assert verified.problems == ()
+            assert 0 < verified.epsilon <= bought.epsilon
+        with pytest.raises(ConfigurationError):
+            verify_report(pool(report={}))
+
+    def test_a_pool_claims_what_its_share_is_charged(self, bought):
+        for name, value in {"epsilon": 0.1, "delta": 1e-12, "component": "nobody"}.items():
+            forged = replace(bought, report={**bought.report, name: value})
+            assert not any(verify_report(form).ok for form in forms(forged))
+
+    @pytest.mark.parametrize("entry", [LABELLED, REJECTED], ids=lambda entry: entry.status)
+    def test_no_baseline_pays_for_a_release(self, entry):
+        baseline = {"private": False, "baseline": "instruction only", "epsilon": 0, "delta": 0}
+        free = pool(entries=[PUBLIC, WAITING], report=baseline)
+        for form in forms(free):
+            assert (verify_report(form).ok, verify_report(form).epsilon) == (True, 0.0)
+        assert_refused(free.with_entry(entry), "which no component of the report pays for")
+
+    def test_the_report_of_a_whole_ledger_pays_for_no_release(self, bought):
+        assert_refused(
+            replace(bought, report={"epsilon": 0.0, **bought.report["budget"]}), "no component of the report"
+        )
+
+    @pytest.mark.parametrize(
+        "change", [{"epsilon": 1e-3}, {"mechanism": "magic"}, {"teachers": "fixed"}, {"other_label": "none"}], ids=str
+    )
+    def test_the_plan_of_a_pool_is_what_its_component_shows(self, bought, change):
+        assert_refused(replace(bought, plan={**bought.plan, **change}), "plan: expected what 'pate' shows")
+
+    @pytest.mark.parametrize("name", ["teachers", "model", "abstain_below"])
+    def test_no_part_of_the_plan_is_left_out(self, bought, name):
+        kept = {key: value for key, value in bought.plan.items() if key != name}
+        assert_refused(replace(bought, plan=kept), "plan: expected what 'pate' shows")
+
+    def test_a_component_that_shows_no_labelling_pays_for_no_label(self):
+        ledger = Budget(epsilon=1.0, delta=1e-6)
+        ledger.declare("labels", tickets=[Ticket("label", PureEvent(0.25), max_count=2)], epsilon=0.5)
+        report = {"epsilon": 0.5, "delta": 5e-7, "adjacency": "add_remove", "component": "labels", "private": True}
+        shown = pool(entries=[PUBLIC], report={**report, "budget": ledger.report().to_dict()}, plan={})
+        assert verify_report(shown).problems == ()
+        assert_refused(shown.with_entry(replace(LABELLED, votes=None)), "'labels' shows no labelling")
+
+    @pytest.mark.parametrize("status", ["labelled", "rejected"])
+    def test_more_releases_than_tickets_are_refused(self, bought, status):
+        more = PoolEntry({"text": "one more"}, "card" if status == "labelled" else None, status)
+        assert_refused(bought.with_entry(more), "3 are labelled or rejected, its tickets allow 2")
+        fewer = replace(bought, entries=[*bought.entries[1:], more])
+        assert verify_report(fewer).problems == ()
+
+    @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
+    def test_more_labels_than_answers_are_refused(self, teachers):
+        terms = {"teachers": teachers, "mechanism": "confident_gnmax", "confident": (0.0, 1.0, 1.0), "max_answers": 1}
+        run = labeler(**terms).run(progress=False)
+        done = replace(run, entries=[PoolEntry({"text": "a"}, "card", "labelled"), replace(REJECTED, votes=None)])
+        assert verify_report(done).problems == ()
+        again = replace(done, entries=[done.entries[0]] * 2)
+        assert_refused(again, "2 are labelled, its tickets allow 1")
+
+    def test_votes_are_told_only_by_a_mechanism_that_releases_them(self, bought):
+        votes = {"card": 3.0, "transfer": 1.0}
+        told = labeler(mechanism="gaussian", noise_multiplier=1.0).run(progress=False)
+        assert told.entries[0].votes is not None
+        assert verify_report(told).problems == ()
+        assert_refused(
+            replace(bought, entries=[replace(bought.entries[0], votes=votes)]), "which gumbel never releases"
+        )
+
+    @pytest.mark.parametrize(
+        "entries",
+        [
+            None,
+            5,
+            "labelled",
+            ["labelled"],
+            [None],
+            [{}],
+            [{"status": "Labelled", "label": "card", "fields": {}, "votes": None}],
+            [{"status": ["labelled"], "label": "card"}],
+            [{"status": "waiting", "label": "card"}],
+            [{"status": "rejected", "label": "card"}],
+            [{"status": "labelled", "label": None}],
+            [{"status": "labelled", "label": ["card"]}],
+            [{"status": "public", "label": "card", "votes": {"card": 1.0}}],
+            {"text": "a"},
+        ],
+        ids=str,
+    )
+    def test_entries_of_another_form_are_a_problem_and_never_an_error(self, bought, entries):
+        whole = json.loads(bought.to_json())
+        for form in ({**whole, "entries": entries}, json.dumps({**whole, "entries": entries})):
+            verified = verify_report(form)
+            assert (verified.ok, verified.epsilon) == (False, math.inf)
+            assert any("entries" in problem for problem in verified.problems)
+
+    @pytest.mark.parametrize("plan", [None, 5, [], "plan", {"epsilon": object()}], ids=lambda plan: type(plan).__name__)
+    def test_a_plan_of_another_form_is_a_problem_and_never_an_error(self, bought, plan):
+        assert not verify_report({**json.loads(bought.to_json()), "plan": plan}).ok
 
 
 def test_the_room_knows_no_records_no_ledger_and_no_framework():

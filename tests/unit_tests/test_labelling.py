@@ -636,11 +636,24 @@ def test_a_full_disk_loses_no_label(teachers: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_that_is_missing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
-    spy = Spy()
-    made = labeler(llm=spy, checkpoint=tmp_path / "nowhere" / "labels.json")
-    with pytest.raises(OSError, match="nowhere"):
+    spy, folder, budget = Spy(), tmp_path / "folder", house()
+    with pytest.raises(ConfigurationError, match="folder that exists"):
+        labeler(llm=spy, checkpoint=folder / "labels.json", budget=budget)
+    assert lines(budget) == []
+    folder.mkdir()
+    made = labeler(llm=spy, checkpoint=folder / "labels.json")
+    folder.rmdir()
+    with pytest.raises(OSError, match="folder"):
         made.run()
     assert (counts(made._budget), spy.private) == ({}, [])
+
+
+def test_a_longer_list_goes_on_with_the_tickets_of_the_checkpoint(tmp_path: Path) -> None:
+    path, private, budget = tmp_path / "labels.json", examples(), house()
+    labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD], max_queries=2).run()
+    longer = labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE, MUTE])
+    assert longer.queries_left == 1
+    assert told(longer.run()) == [("labelled", "card"), ("labelled", "transfer"), ("waiting", None)]
 
 
 # -- the same input is never paid for twice ----------------------------------------------------------------------

@@ -518,11 +518,11 @@ def test_what_a_record_raises_in_the_model_is_no_error_of_the_run() -> None:
     assert counts(made._budget) == {"reserve label": 1, "commit label": 1}
 
 
-def test_by_default_a_label_needs_half_of_the_expected_votes() -> None:
+def test_by_default_a_label_needs_half_of_what_chance_gives() -> None:
     given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD], "calibrate": False, "num_slots": 20}
     make, noise = PromptPATELabeler.from_private_examples, {"noise_multiplier": 0.05, "epsilon": 2e5}
-    assert make(examples(), budget=house(), **noise, **given).plan.release.constants == (10.0,)
-    assert make(examples(), budget=house(), mechanism="gaussian", **noise, **given).plan.threshold == 10.0
+    assert make(examples(), budget=house(), **noise, **given).plan.release.constants == (5.0,)
+    assert make(examples(), budget=house(), mechanism="gaussian", **noise, **given).plan.threshold == 5.0
     sure = make(examples(), budget=house(), mechanism="confident_gnmax", confident=SURE, epsilon=2e5, **given)
     assert (sure.plan.release.constants, sure.plan.threshold) == ((), None)
 

@@ -56,16 +56,16 @@ def test_a_labeler_s_pool_is_cut_as_the_labeler_would_have_cut_it() -> None:
     assert not found.with_threshold(1e6).labelled
 
 
-@pytest.mark.parametrize(("labels", "share"), [(("a", "b"), 0.5), (("a", "b", "c", "d"), 0.25)])
-def test_by_default_a_label_needs_what_chance_would_give(labels: tuple[str, ...], share: float) -> None:
+@pytest.mark.parametrize(("labels", "share"), [(("a", "b"), 0.25), (("a", "b", "c", "d"), 0.125)])
+def test_by_default_a_label_needs_half_of_what_chance_gives(labels: tuple[str, ...], share: float) -> None:
     records = [{"text": "x", "queue": labels[0]}]
     private = PrivateExamples(records, label_key="queue", labels=labels, public_size=40)
-    made = labeler(private, mechanism="gumbel", abstain_below="chance")
+    made = labeler(private, mechanism="gumbel", abstain_below="auto")
     assert made.plan.release.constants == (share * made.plan.expected_rows,)
-    assert labeler(mechanism="gaussian", abstain_below="chance").plan.threshold == 0.5 * 20
+    assert labeler(mechanism="gaussian", abstain_below="auto").plan.threshold == 0.25 * 20
     assert labeler(mechanism="gaussian", abstain_below=None).plan.threshold is None
 
 
 def test_teachers_that_say_nothing_label_nothing_by_default() -> None:
-    made = labeler(public_inputs=[MUTE], abstain_below="chance")
+    made = labeler(public_inputs=[MUTE], abstain_below="auto")
     assert [entry.status for entry in made.run().entries] == ["rejected"]
