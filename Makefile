@@ -25,7 +25,7 @@ test: .venv-test/.ready  ## lint, types, import contracts, then every test with 
 	.venv-test/bin/pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered $(VAULT_TESTS) $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 	.venv-test/bin/pytest -n 2 --dist worksteal --ignore=$(VAULT_TESTS) $(PYTEST_ARGS)
-	.venv-test/bin/python tests/check_leaks.py
+	.venv-test/bin/python tests/check_leaks.py --ends
 
 check-source: .venv-test/.ready
 	.venv-test/bin/ruff check .

@@ -207,6 +207,7 @@ def observe(
             redirect_stderr(printed),
         ):
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # sockets of other tests, collected meanwhile
             scene = Scene(texts, design=design, path=Path(folder) / "labels.json", users=users)
             steps = RunnableLambda(lambda _: list(_steps(scene, is_async=is_async)))
             seen = steps.invoke(None, {"callbacks": [events]})

@@ -162,6 +162,7 @@ def observe(texts: tuple[str, ...], *, design: str, with_calls: bool = True) -> 
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # sockets of other tests, collected meanwhile
             voter = voter_of(texts, engine, design=design, store=store)
             for query in ("how long?", "why?", 7j, "RAISES", "who?", "one too many"):
                 try:

@@ -45,8 +45,8 @@ from tests.strategies import (
     steps,
 )
 
-laws = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-few = settings(laws, max_examples=15)
+laws = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(laws, max_examples=10)
 
 
 def price(event: Event, delta: float, adjacency: str) -> float:
