@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 
-from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl._voting_options import VotingTask, design_of
 from langchain_dpicl.asking import Query, TaskWording, public_text
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import (
@@ -157,16 +157,8 @@ def teacher_design(
         if (num_slots, shots_per_slot) == (None, None):
             return None
         sampling = "partition"
-    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
-        return None
-    return RowDesign.choose(
-        rows=rows,
-        num_slots=num_slots,
-        shots_per_slot=shots_per_slot,
-        sampling=sampling,
-        overfill=overfill,
-        smallest_size=private.public_size_of(None),
-    )
+    shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
+    return design_of(private, rows=rows, sampling=sampling, **shape)
 
 
 def check_rejection(
