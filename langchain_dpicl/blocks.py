@@ -12,9 +12,18 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.base import FullBackend, NextTokenBackend, Rows, Token
+from langchain_dpicl.backends.domains import Domain
+from langchain_dpicl.backends.full_rows import (
+    AskLogits,
+    AskPublicRow,
+    FullRowSource,
+    PublicSide,
+    log_rows,
+    softmax_rows,
+)
 from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
-from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy.bounded import BoundedSum
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -38,31 +47,60 @@ class Block:
         plan: ReleasePlan,
         length: int,
         release: Callable[[BoundedSum], int] | None,
+        side: PublicSide | None = None,
     ) -> None:
         self.plan = plan
         self.left = length
         self.release = release
-        self._rows = RowSource(backend, tuple(prompts), list(prefix))
+        self._rows = _source(backend, tuple(prompts), list(prefix), side)
         self._pid = os.getpid()
 
-    def next_index(self, domain: Sequence[Token]) -> Walk[int]:
+    @property
+    def carries_public(self) -> bool:
+        """Whether the public prompt is one more row of the block's batch, so that `public_logits` answers."""
+        return isinstance(self._rows, FullRowSource)
+
+    def public_logits(self) -> Walk[NDArray[np.float64]]:
+        """Returns float64[V]: the public model's logits on the engine's vocabulary; costs nothing (a walk)."""
+        if not isinstance(self._rows, FullRowSource):
+            raise ConfigurationError("block: expected an engine whose sessions carry the public prompt, found another.")
+        logits: NDArray[np.float64] = yield AskPublicRow(self._rows)
+        return logits
+
+    def next_index(self, domain: Sequence[Token] | Domain) -> Walk[int]:
         """Releases one index into the public `domain`; a walk (see `backends.walk`)."""
         if self.left <= 0 or self.release is None:
             msg = "Block: expected a release still paid for, found none left. Reserve another block."
             raise PrivacyBudgetError(msg)
         self.left -= 1
-        boxed = yield AskRows(self._rows, tuple(domain))
+        shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
+        boxed = yield self._ask(shown)
         if os.getpid() != self._pid:
             raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
-        index = guarded(lambda: self._released(boxed, len(domain)))
+        index = guarded(lambda: self._released(boxed, shown))
         if index is None:
             raise ModelCallError(NOT_COMPUTED)
         return index
 
-    def _released(self, boxed: Boxed, width: int) -> int | None:
+    def _ask(self, domain: Domain) -> Ask:
+        if isinstance(self._rows, RowSource):
+            return AskRows(self._rows, domain.keys)
+        if domain.columns is None:
+            raise ConfigurationError("domain: expected places in the engine's vocabulary, found keys.")
+        return AskLogits(self._rows, domain.columns)
+
+    def _released(self, boxed: Boxed, domain: Domain) -> int | None:
         """Bounds, sums and noises the rows; nothing else of them goes on."""
-        total = summed(Boxed(restrict(boxed.take())), self.plan, width)
-        return None if self.release is None else self.release(total)
+        if self.release is None:
+            return None
+        scored = boxed.take()
+        wants_logits = self.plan.aggregation.needs_public
+        rows: Rows
+        if isinstance(self._rows, FullRowSource):
+            rows = scored if wants_logits else softmax_rows(scored)
+        else:
+            rows = log_rows(scored) if wants_logits else restrict(scored)
+        return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row."""
@@ -76,10 +114,19 @@ class Block:
         return "Block(<private>)"
 
 
-def summed(boxed: Boxed, plan: ReleasePlan, width: int) -> BoundedSum:
+def _source(
+    backend: NextTokenBackend, prompts: tuple[str | None, ...], prefix: list[Token], side: PublicSide | None
+) -> RowSource | FullRowSource:
+    """Returns what scores the rows: with the public one among them where the engine can and its prompt is given."""
+    if side is not None and isinstance(backend, FullBackend):
+        return FullRowSource(backend, prompts, prefix, side)
+    return RowSource(backend, prompts, prefix)
+
+
+def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
     """Returns the bounded sum of rows float64[n, width], which are taken out of their box."""
     with np.errstate(all="ignore"):
-        return plan.bound(boxed.take(), width=width)
+        return plan.bound(boxed.take(), width=width, public=public)
 
 
 def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:

@@ -25,14 +25,13 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonSlots, PoissonUnits
 from langchain_dpicl.signal import chance_of_right_index, noise_scale, occupancy, signal_to_noise
+from langchain_dpicl.token_rules import TokenRule, temperature_of
 
 DEFAULT_NUM_SLOTS = 40
 DEFAULT_OVERFILL = 1.5
@@ -142,6 +141,7 @@ class GenerationPlan:
       public_sizes: declared units per branch.
       epsilon: upper bound of the whole generation at `delta`.
       delta: the share's delta, the declared gap of the noise included.
+      rule: the mechanism with its own parameters, as they were asked for.
     """
 
     branches: tuple[tuple[str | None, ReleasePlan], ...]
@@ -153,6 +153,7 @@ class GenerationPlan:
     public_sizes: tuple[int, ...]
     epsilon: float
     delta: float
+    rule: TokenRule
 
     @property
     def release(self) -> ReleasePlan:
@@ -241,9 +242,10 @@ class GenerationPlan:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "adjacency": self.release.adjacency,
-            "mechanism": self.release.mechanism.name,
+            "mechanism": self.rule.mechanism,
             "noise_multiplier": self.noise_multiplier,
             "noise_scale": noise_scale(self.release),
+            **self._logit_numbers(),
             **dataclasses.asdict(self.design),
             "redraw_every": self.release.redraw_every,
             "shots_per_label": self.shots_per_label,
@@ -254,6 +256,12 @@ class GenerationPlan:
                 for (label, plan), size in zip(self.branches, self.public_sizes, strict=True)
             ],
         }
+
+    def _logit_numbers(self) -> dict[str, Any]:
+        """Returns what the logit mechanisms have beside their noise."""
+        numbers = self.release.aggregation.to_dict()
+        shown: dict[str, Any] = {k: v for k, v in numbers.items() if k in {"clip", "blend_weight", "center"}}
+        return {**shown, "temperature": temperature_of(self.release)} if self.rule.is_logit else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +299,7 @@ def plan_generation(
     delta: float,
     adjacency: Adjacency = "add_remove",
     noise_multiplier: float | None = None,
-    mechanism: str = "gumbel",
+    mechanism: str | TokenRule = "gumbel",
     design: RowDesign | None = None,
     redraw_every: int = 1,
     shots_per_label: int = 1,
@@ -307,7 +315,7 @@ def plan_generation(
       delta: the share's delta.
       adjacency: neighbouring relation.
       noise_multiplier: given noise; None calibrates.
-      mechanism: "gumbel", "gaussian" or "permute_and_flip".
+      mechanism: one of `TOKEN_MECHANISMS`, or a `TokenRule` with its parameters.
       design: shape of rows; by default `RowDesign.choose()`.
       redraw_every: tokens per secret sample.
       shots_per_label: demonstrations per label.
@@ -320,7 +328,7 @@ def plan_generation(
     """
     check_adjacency(adjacency)
     check_delta(delta)
-    check_choice("mechanism", mechanism, MECHANISMS)
+    rule = mechanism if isinstance(mechanism, TokenRule) else TokenRule(mechanism)
     check_int("shots_per_label", shots_per_label, low=1)
     check_int("candidates", candidates, low=2)
     pieces = tuple(segments)
@@ -328,16 +336,18 @@ def plan_generation(
     shape = redrawn(design or RowDesign.choose())
     if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
-    if noise_multiplier is None and epsilon is None:
+    if rule.fixes_noise and noise_multiplier is not None:
+        raise fail("noise_multiplier", "None where clip and temperature are both given", noise_multiplier)
+    if noise_multiplier is None and epsilon is None and not rule.fixes_noise:
         raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
     first = check_positive("noise_multiplier", 1.0 if noise_multiplier is None else noise_multiplier)
     draft = GenerationPlan(
         branches=tuple(
             (
                 label,
-                release_plan(
+                rule.plan(
                     shape.sampler(size),
-                    mechanism=mechanism,
+                    num_rows=shape.num_slots,
                     noise_multiplier=first,
                     adjacency=adjacency,
                     redraw_every=redraw_every,
@@ -353,24 +363,12 @@ def plan_generation(
         public_sizes=tuple(public_sizes.values()),
         epsilon=0.0,
         delta=delta,
+        rule=rule,
     )
-    if noise_multiplier is None:
+    if noise_multiplier is None and not rule.fixes_noise:
         draft = _calibrated(draft, check_epsilon(epsilon))
     bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
     return dataclasses.replace(draft, epsilon=bound)
-
-
-def release_plan(
-    sampler: Sampler,
-    *,
-    mechanism: str = "gumbel",
-    noise_multiplier: float = 1.0,
-    adjacency: Adjacency = "add_remove",
-    redraw_every: int = 1,
-) -> ReleasePlan:
-    """Returns the plan that releases a token from summed next-token probabilities."""
-    noise = mechanism_by_name(mechanism)(noise_multiplier=noise_multiplier)
-    return ReleasePlan(sampler, ProbabilitySum(), noise, adjacency, redraw_every)
 
 
 def _pricing_delta(plan: GenerationPlan) -> float:
@@ -381,7 +379,19 @@ def _pricing_delta(plan: GenerationPlan) -> float:
 
 
 def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan:
-    branches = tuple((label, branch.with_noise(noise_multiplier)) for label, branch in plan.branches)
+    branches = tuple(
+        (
+            label,
+            plan.rule.plan(
+                branch.sampler,
+                num_rows=plan.design.num_slots,
+                noise_multiplier=noise_multiplier,
+                adjacency=branch.adjacency,
+                redraw_every=branch.redraw_every,
+            ),
+        )
+        for label, branch in plan.branches
+    )
     return dataclasses.replace(plan, branches=branches)
 
 

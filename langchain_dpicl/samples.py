@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
+from langchain_dpicl.backends.base import FullBackend
+from langchain_dpicl.backends.full_rows import PublicSide
 from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.blocks import NOT_COMPUTED, Block, summed
@@ -157,10 +159,16 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
 def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> Block:
     """Returns a block on a fresh sample, which does not release anything yet.
 
+    A renderer may say, as its attribute `shared`, with which public text all its prompts start.
+
     Raises:
       ModelCallError: it could not be opened.
     """
-    block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, **options))
+    side = None
+    if isinstance(options["backend"], FullBackend):
+        shared = getattr(render, "shared", "")
+        side = PublicSide(render(()), shared, plan.sampler.num_rows, max_new_tokens=options["length"])
+    block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
     if block is None:  # a stop in there would show prompts, and was raised anew without them
         raise ModelCallError(NOT_COMPUTED)
     return block

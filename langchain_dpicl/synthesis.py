@@ -5,6 +5,7 @@ Knows wording, public vocabularies and stop rules; never sees a private record, 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,12 +21,14 @@ from langchain_dpicl.curator import open_block
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, RowDesign, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.run_events import RunEvents, tells_refusals
+from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin
 from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
 
 
@@ -72,7 +75,11 @@ class DemonstrationSynthesizer:
         max_label_tokens: int = 10,
         shots_per_label: int = 1,
         max_tokens: int = 60,
+        grammar: Grammar | None = None,
         mechanism: str = "gumbel",
+        clip: float | None = None,
+        blend_weight: float | None = None,
+        center: str | None = None,
         rows: str | None = None,
         num_slots: int | None = None,
         shots_per_slot: int | None = None,
@@ -80,8 +87,8 @@ class DemonstrationSynthesizer:
         overfill: float | None = None,
         redraw_every: int = 1,
         public_top_k: int | None = 100,
-        stop: Sequence[str] = DEFAULT_STOP,
-        temperature: float = 0.0,
+        stop: Sequence[str] | None = None,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float = 1.0,
         component: str | None = None,
@@ -108,7 +115,13 @@ class DemonstrationSynthesizer:
           max_label_tokens: cap of a generated open label, in tokens.
           shots_per_label: demonstrations per label; their costs compose.
           max_tokens: cap of a demonstration's text, in tokens.
-          mechanism: "gumbel", "gaussian" or "permute_and_flip".
+          grammar: what a text may be, for instance `Grammar.json_schema(...)`; what it forces is written for free.
+          mechanism: "gumbel", "gaussian" or "permute_and_flip" on next-token probabilities; "recentered_clip",
+            "difference_clip" or "clip_and_blend" on logits, from a model that shows its whole vocabulary.
+          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: what temperature and noise
+            leave. With `temperature` it decides the noise.
+          blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
+          center: "max" (default) or "none": what is taken off a row's logits ("clip_and_blend").
           rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
@@ -117,8 +130,9 @@ class DemonstrationSynthesizer:
           redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration.
           public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
             shows how many); None: the whole vocabulary.
-          stop: strings that end a field.
-          temperature: sampling temperature on the noised vector (mechanism "gaussian" only); 0 takes the largest.
+          stop: strings that end a field; by default a line break, or nothing where a grammar says what a text is.
+          temperature: of the released token's softmax (logit mechanisms; 1 by default); for "gaussian", sampling
+            temperature on the noised vector, 0 (default) takes the largest.
           top_k: sample among so many noised candidates (mechanism "gaussian" only).
           top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
@@ -134,7 +148,11 @@ class DemonstrationSynthesizer:
         segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
         if open_label_key is not None and open_labels is None:
             segments = (Segment("label", max_label_tokens), *segments)
-        decoding = _decoding(mechanism, Decoding(temperature=temperature, top_k=top_k, top_p=top_p))
+        is_logit = mechanism in LOGIT_MECHANISMS
+        rule = TokenRule(mechanism, clip, temperature if is_logit else None, blend_weight, center)
+        decoding = _decoding(
+            mechanism, Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
+        )
         script = make_script(
             private,
             as_backend(llm),
@@ -144,9 +162,11 @@ class DemonstrationSynthesizer:
             example_prompt=example_prompt,
             segments=segments,
             public_top_k=public_top_k,
-            stop=stop,
+            stop=stop if stop is not None else (DEFAULT_STOP if grammar is None else ()),
             decoding=decoding,
             open_labels=open_labels,
+            needs_logits=is_logit,
+            grammar=grammar,
         )
         plan = plan_generation(
             public_sizes(private),
@@ -154,7 +174,7 @@ class DemonstrationSynthesizer:
             delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
             adjacency=spender.adjacency,
             noise_multiplier=noise_multiplier,
-            mechanism=mechanism,
+            mechanism=rule,
             design=RowDesign.choose(
                 rows=rows,
                 num_slots=num_slots,
@@ -169,6 +189,7 @@ class DemonstrationSynthesizer:
             candidates=script.candidates,
             partition=private.dataset_id,
         )
+        script = dataclasses.replace(script, margin=public_margin(plan.release))
         name = component if component is not None else spender.fresh_name("few-shot")
         share = declare_share(
             private,

@@ -85,13 +85,8 @@ class GenerationWording:
         return out.rstrip(" ")
 
     def renderer(self, upto: str, values: Mapping[str, str]) -> Render:
-        """Returns the function from a row's records to its prompt."""
-        stub = self.stub(upto, values)
-
-        def render(records: Sequence[Record]) -> str:
-            return "\n\n".join([self.instruction, *(self.record(record) for record in records), stub])
-
-        return render
+        """Returns the function from a row's records to its prompt; it says with which public text all prompts start."""
+        return _Prompts(self, self.stub(upto, values))
 
     def _parts(self) -> list[tuple[str, str | None]]:
         try:
@@ -106,3 +101,19 @@ class GenerationWording:
             msg = f"generation_prompt: expected plain {{field}} names in an f-string template, found {self.template!r}."
             raise ConfigurationError(msg)
         return [(literal, name) for literal, name, _, _ in parsed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """The prompts of one field: the public part of them."""
+
+    wording: GenerationWording
+    stub: str
+
+    def __call__(self, records: Sequence[Record]) -> str:
+        return "\n\n".join([self.wording.instruction, *(self.wording.record(record) for record in records), self.stub])
+
+    @property
+    def shared(self) -> str:
+        """What every prompt starts with, whatever its records."""
+        return self.wording.instruction + "\n\n"

@@ -13,10 +13,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.base import FullBackend, NextTokenBackend, Token
+from langchain_dpicl.backends.domains import Domain
 from langchain_dpicl.backends.walk import AskTopTokens, Walk
 from langchain_dpicl.blocks import Block
 from langchain_dpicl.decoding import Decoding
+from langchain_dpicl.exceptions import CapabilityError
+from langchain_dpicl.grammars import BoundGrammar, Grammar, Matcher
 from langchain_dpicl.planning import Segment
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -25,6 +28,8 @@ from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.wording import GenerationWording
 
 DEFAULT_STOP = ("\n",)
+MAX_FORCED = 4096
+"""Tokens of a text beyond which a grammar writes none for free: a public end of grammars that force without one."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,10 @@ class Script:
       stop: strings that end a segment.
       decoding: how an index is read off a noised vector.
       open_labels: public list to draw open labels from; None: generated, or declared.
+      needs_logits: whether candidates come with public logits.
+      margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
+      grammar: what a text may be; None: anything.
+      eos_column: the place of EOS in the vocabulary, for engines that compute the public row with the private ones.
     """
 
     backend: NextTokenBackend
@@ -76,6 +85,19 @@ class Script:
     stop: tuple[str, ...]
     decoding: Decoding
     open_labels: tuple[str, ...] | None = None
+    needs_logits: bool = False
+    margin: float = 0.0
+    grammar: BoundGrammar | None = None
+    eos_column: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.is_fused:
+            object.__setattr__(self, "eos_column", list(self.backend.vocabulary()).index(self.backend.eos))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the engine computes the public row in the batch of the private ones."""
+        return isinstance(self.backend, FullBackend)
 
     def field_of(self, segment: Segment) -> str:
         """Returns the record field a segment fills."""
@@ -89,17 +111,56 @@ class Script:
         declared = {self.wording.label_key: draft.label} if draft.label is not None and self.wording.label_key else {}
         return {**declared, **draft.values}
 
-    def domain(self, prompt: str, prefix: Sequence[Token]) -> Walk[tuple[Token, ...]]:
+    def domain(
+        self, prompt: str, prefix: Sequence[Token], *, block: Block | None = None, matcher: Matcher | None = None
+    ) -> Walk[Domain]:
         """Returns the public candidates of the next token; EOS is among them after the first (a walk).
 
         The public model is asked at every token, whatever the domain: its failure is the only outage signal.
+
+        Args:
+          prompt: the public prompt.
+          prefix: released tokens.
+          block: whose batch carries the public row; None: the public model is asked on its own.
+          matcher: what the grammar allows next.
         """
-        keys, _ = yield from self.public_distribution(prompt, prefix, top_k=self.public_top_k or 1)
-        if self.public_top_k is None:
-            keys = tuple(self.backend.vocabulary())
-        others = tuple(key for key in keys if key != self.backend.eos)
+        if block is not None:
+            logits = yield from block.public_logits()
+            return self._narrowed(Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher)
+        if self.needs_logits or (matcher is not None and self.backend.max_top_k is None):
+            top_k = len(self.backend.vocabulary())
+        else:
+            top_k = self.public_top_k or 1
+        keys, chances = yield from self.public_distribution(prompt, prefix, top_k=top_k)
+        with np.errstate(divide="ignore"):
+            seen = Domain(keys, np.log(chances))
+        if self.public_top_k is None and not self.needs_logits:
+            seen = Domain(tuple(self.backend.vocabulary()))
+        return self._narrowed(seen, prefix, matcher)
+
+    def _narrowed(self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None) -> Domain:
+        """Returns the likeliest of the candidates that may follow; a function of public and released things only."""
+        may = np.ones(len(domain), dtype=bool)
+        if matcher is not None:
+            may = matcher.allowed() if domain.columns is not None else matcher.allowed_of(domain.keys)
+        ends = self._ends(domain)
+        others = domain.only(may & ~ends)
+        if self.public_top_k is not None:
+            others = others.likeliest(self.public_top_k, margin=self.margin)
+        end = domain.only(may & ends)
         # A text that ends before it begins helps nobody, and leaving the end out is a public choice.
-        return others if others and not prefix else (*others, self.backend.eos)
+        if len(others) and not prefix:
+            return others
+        if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
+            end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
+        return others.joined(end)
+
+    def _ends(self, domain: Domain) -> NDArray[np.bool_]:
+        """Returns bool[d]: which candidate is the end of the text."""
+        eos = self.backend.eos
+        if domain.columns is None:
+            return np.array([key == eos for key in domain.tokens], dtype=bool)
+        return np.asarray(domain.columns == self.eos_column)
 
     def public_distribution(
         self, prompt: str, prefix: Sequence[Token], *, top_k: int
@@ -124,8 +185,10 @@ class Script:
 
     @property
     def candidates(self) -> int:
-        """Width of the public domain, for planning."""
-        return len(self.backend.vocabulary()) if self.public_top_k is None else self.public_top_k + 1
+        """Most candidates of a token, for planning."""
+        if self.public_top_k is None or self.needs_logits:
+            return len(self.backend.vocabulary())
+        return self.public_top_k + 1
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public wording and rules as JSON values."""
@@ -139,6 +202,7 @@ class Script:
             "text_key": self.wording.text_key,
             "label_key": self.wording.label_key,
             "open_labels": None if self.open_labels is None else list(self.open_labels),
+            **({} if self.grammar is None else {"grammar": self.grammar.grammar.to_dict()}),
         }
 
 
@@ -152,24 +216,87 @@ def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[],
         segment = script.segments[draft.segment]
         name = script.field_of(segment)
         known = script.known(draft)
-        prompt = script.wording.renderer(name, known)(())
-        for length, ticket in _unburnt(draft):
-            domain = yield from script.domain(prompt, draft.tokens)
-            with opener(draft, length, ticket, name, known) as block:
-                for step in range(length):
-                    if step:
-                        domain = yield from script.domain(prompt, draft.tokens)
-                    token = domain[(yield from block.next_index(domain))]
-                    draft.tokens.append(token)
-                    block.push(token)
-                    tick()
-                    if script.ended(draft.tokens):
-                        break
-            if script.ended(draft.tokens):
+        writer = _SegmentWriter(script, draft, script.wording.renderer(name, known)(()), tick)
+        if segment.name == "text":
+            writer.follow(script.grammar)
+        for length, ticket in () if writer.has_ended() else _unburnt(draft):
+            domain = None if script.is_fused else (yield from writer.domain(None))
+            if writer.has_ended():  # nothing that the grammar allows is a candidate
                 break
+            with opener(draft, length, ticket, name, known) as block:
+                for _ in range(length):
+                    if domain is None:
+                        domain = yield from writer.domain(block)
+                    if writer.has_ended():
+                        break
+                    writer.write(domain.token((yield from block.next_index(domain))), block)
+                    domain = None
+                    if writer.has_ended():
+                        break
+            if writer.has_ended():
+                break
+        writer.close()
         draft.values[name] = script.text(draft.tokens)
         draft.tokens, draft.segment = [], draft.segment + 1
     draft.done = True
+
+
+@dataclass(slots=True)
+class _SegmentWriter:
+    """Writes released tokens, and what a grammar forces for free, into the draft and the open block."""
+
+    script: Script
+    draft: Draft
+    prompt: str
+    tick: Callable[[], None]
+    matcher: Matcher | None = None
+    stuck: bool = False
+
+    def follow(self, grammar: BoundGrammar | None) -> None:
+        """Takes up the grammar where the draft stands."""
+        if grammar is not None:
+            self.matcher = grammar.start(self.draft.tokens)
+            self._write_forced(None)
+
+    def domain(self, block: Block | None) -> Walk[Domain]:
+        """Returns the candidates of the next token (a walk)."""
+        carrier = block if block is not None and block.carries_public else None
+        found = yield from self.script.domain(self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher)
+        self.stuck = not len(found)
+        return found
+
+    def write(self, token: Token, block: Block) -> None:
+        """Appends a released token, and what must follow it."""
+        self._append(token, block)
+        self.tick()
+        self._write_forced(block)
+
+    def has_ended(self) -> bool:
+        """Whether the segment is over; a function of released and public things."""
+        if self.stuck:
+            return True
+        if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
+            return True
+        return bool(self.draft.tokens) and self.script.ended(self.draft.tokens)
+
+    def close(self) -> None:
+        """Completes a text that its cap cut short, if the grammar says how: free, as it is made of released tokens."""
+        if self.matcher is not None and not self.matcher.is_complete():
+            self.draft.tokens += self.matcher.closing() or ()
+
+    def _write_forced(self, block: Block | None) -> None:
+        while self.matcher is not None and not self.has_ended() and (forced := self.matcher.forced()):
+            for token in forced[: max(1, MAX_FORCED - len(self.draft.tokens))]:
+                self._append(token, block)
+            if len(self.draft.tokens) >= MAX_FORCED:
+                return
+
+    def _append(self, token: Token, block: Block | None) -> None:
+        self.draft.tokens.append(token)
+        if block is not None:
+            block.push(token)
+        if self.matcher is not None:
+            self.matcher.push(token)
 
 
 def _unburnt(draft: Draft) -> Iterator[tuple[int, Reservation | None]]:
@@ -193,6 +320,8 @@ def make_script(
     stop: Sequence[str],
     decoding: Decoding,
     open_labels: Sequence[str] | None,
+    needs_logits: bool = False,
+    grammar: Grammar | None = None,
 ) -> Script:
     """Checks the public side of a generation and returns it; no call is made and nothing is charged."""
     if not isinstance(private, PrivateExamples):
@@ -208,7 +337,14 @@ def make_script(
     _check_example_prompt(example_prompt, wording)
     labels = None if open_labels is None else tuple(open_labels)
     rules = check_rules(backend, public_top_k, stop)
-    return Script(backend, wording, segments, *rules, decoding, labels)
+    if needs_logits and backend.max_top_k is not None:
+        msg = (
+            f"mechanism: expected a model that shows its whole vocabulary, found one that reports {backend.max_top_k} "
+            "top tokens. Take a local model, a server with enough top_logprobs, or mechanism='gumbel'."
+        )
+        raise CapabilityError(msg)
+    bound = None if grammar is None else grammar.bind(backend)
+    return Script(backend, wording, segments, *rules, decoding, labels, needs_logits=needs_logits, grammar=bound)
 
 
 def check_rules(

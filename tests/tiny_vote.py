@@ -12,7 +12,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import open_block
-from langchain_dpicl.planning import release_plan
+from langchain_dpicl.token_rules import release_plan
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Ticket

@@ -104,6 +104,62 @@ class NextTokenBackend(Protocol):
         """Returns the number of tokens of a PUBLIC text (an upper estimate where the tokenizer is unknown)."""
 
 
+class FullSession(TokenSession, Protocol):
+    """A session that sees the whole vocabulary and carries the public prompt as one more row of its batch.
+
+    Columns are places in the engine's `vocabulary()`. Logits are known up to one constant per row.
+
+    Raises:
+      ConfigurationError: any call but `close` on a closed session, or more tokens than the session has room for.
+    """
+
+    def public(self) -> NDArray[np.float64]:
+        """Returns float64[V]: next-token logits after the PUBLIC prompt and the prefix."""
+
+    async def apublic(self) -> NDArray[np.float64]:
+        """Is `public`, awaitable."""
+
+    def logits(self, columns: NDArray[np.int64] | None = None) -> Rows:
+        """Returns float64[rows, d]: next-token logits of the private rows, on `columns` or (None) on all of them.
+
+        A failed row is NaN everywhere; a token that cannot follow is -inf.
+        """
+
+    async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
+        """Is `logits`, awaitable."""
+
+
+@runtime_checkable
+class FullBackend(NextTokenBackend, Protocol):
+    """Scores private prompts and the public one together, over the whole vocabulary: local models."""
+
+    def open_full(
+        self,
+        prompts: Sequence[str | None],
+        prefix: Sequence[Token],
+        *,
+        public: str,
+        num_rows: int | None,
+        shared: str = "",
+        max_new_tokens: int | None = None,
+    ) -> FullSession:
+        """Starts a session on PRIVATE prompts and the public one, each continued by the same released `prefix`.
+
+        Every row is computed at public shapes, so that its logits do not depend, to the last bit, on other rows.
+
+        Args:
+          prompts: private; None is a row that could not be rendered: it keeps its place and fails.
+          prefix: released tokens.
+          public: the public prompt.
+          num_rows: `len(prompts)` where that is public (slots); None where it is secret (unit rows).
+          shared: public text that all prompts start with; read once for all rows. A prompt without it fails.
+          max_new_tokens: how many tokens will be pushed at most; None: the engine's own guess, which grows.
+
+        Raises:
+          ConfigurationError: the prefix holds a token of another engine, or public lengths do not fit the model.
+        """
+
+
 @runtime_checkable
 class ChoiceBackend(Protocol):
     """Scores complete, possibly multi-token, continuations."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 
@@ -133,12 +133,12 @@ class RowSource:
         """Puts scored rows into their places; without usable ones, scores row by row."""
         live, width = self._live(), len(domain)
         out = np.zeros((len(self.prompts), width))
-        if _fits(scored, len(live), width):
+        if fits(scored, len(live), width):
             out[list(live)] = scored
         else:
             for row in live:
                 one = guarded(lambda row=row: self._score_one(row, domain))  # type: ignore[misc]
-                out[row] = one[0] if one is not None and _fits(one, 1, width) else 0.0
+                out[row] = one[0] if one is not None and fits(one, 1, width) else 0.0
         return Boxed(out)
 
     def _score_one(self, row: int, domain: tuple[Token, ...]) -> Rows:
@@ -157,5 +157,6 @@ def restrict(rows: Rows) -> Rows:
     return shares
 
 
-def _fits(rows: Rows | None, num_rows: int, width: int) -> bool:
+def fits(rows: Rows | None, num_rows: int, width: int) -> TypeGuard[Rows]:
+    """Returns whether an engine answered with what was asked of it."""
     return isinstance(rows, np.ndarray) and rows.shape == (num_rows, width) and rows.dtype.kind == "f"

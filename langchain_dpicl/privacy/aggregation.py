@@ -1,37 +1,30 @@
 """Rows to a bounded sum, and how far that sum can move. Knows no noise, no sampling, no model and no epsilon.
 
-The only place where sensitivities live. Rows enter as whatever a model returned and leave on a public grid of
-32 binary digits, rounded towards zero, so that float64 adds them exactly: the bounds below hold for the computed
-sums to the last bit, in any order of rows and any memory layout. Proof: docs/proofs/aggregation.md.
+Sensitivities live here and in `logit_sums`, and nowhere else. Rows enter as whatever a model returned and leave on a
+public grid of 32 binary digits, rounded towards zero, so that float64 adds them exactly: the bounds below hold for the
+computed sums to the last bit, in any order of rows and any memory layout. Proof: docs/proofs/aggregation.md.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.privacy._validate import (
-    ROW_SHAPES,
-    Adjacency,
-    RowShape,
-    check_adjacency,
-    check_choice,
-    check_int,
-    check_real,
-    fail,
-)
-from langchain_dpicl.privacy.bounded import GRID, BoundedSum, Closed, Floats, Sensitivity
+from langchain_dpicl.privacy._row_sums import MAX_WIDTH, _RowSum, matrix, non_negative, row_appears
+from langchain_dpicl.privacy._validate import Adjacency, RowShape
+from langchain_dpicl.privacy.bounded import GRID, BoundedSum, Floats, Sensitivity
+from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 
 __all__ = [
     "AGGREGATIONS",
     "MAX_WIDTH",
     "Aggregation",
     "BoundedSum",
+    "ClippedDifferenceMean",
     "ClippedLogitMean",
     "KeywordSum",
     "MaxNormalizedSum",
@@ -41,83 +34,10 @@ __all__ = [
     "VoteSum",
 ]
 
-MAX_WIDTH = 2**20
-"""Most columns a row may have: 2^20 coordinates of 32 binary digits still add exactly in float64."""
-
 
 # Vectors in the simplex, or in it or zero: what a row that comes or goes moves, and one that takes another value.
 _ONE_APPEARS = Sensitivity(l2=1.0, range=1.0, linf=1.0)
 _ONE_CHANGES = Sensitivity(l2=math.sqrt(2.0), range=2.0, linf=1.0)
-
-
-def _row_appears(row_shape: RowShape, adjacency: Adjacency) -> bool:
-    """True if neighbours differ by one row that is there or not; else one row takes another value."""
-    check_choice("row_shape", row_shape, ROW_SHAPES)
-    return row_shape == "units" and check_adjacency(adjacency) == "add_remove"
-
-
-def _matrix(rows: npt.NDArray[Any], width: int) -> Floats:
-    """Returns a float64[n, width] copy; faults found here are the engine's, and the same for every data set."""
-    check_int("width", width, low=1, high=MAX_WIDTH)
-    array = np.asarray(rows)
-    if array.ndim >= 1 and array.shape[0] == 0:
-        return np.zeros((0, width))  # the number of rows is secret: no shape of "none" is a fault
-    if array.ndim != 2 or array.shape[1] != width or array.dtype.kind not in "fiub":
-        found = f"{array.ndim} dimensions, width {array.shape[-1] if array.ndim else 0}, dtype {array.dtype.kind!r}"
-        raise fail("rows", f"a real array of shape (n, {width})", found, "The engine must fill every row.")
-    if array.dtype == np.float64:
-        return array.copy(order="C")
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.array(array, dtype=np.float64, order="C")
-
-
-def _non_negative(matrix: Floats) -> Floats:
-    """Returns the matrix with zero for what cannot be a weight: NaN, infinities, negatives."""
-    return np.where((matrix > 0) & (matrix < np.inf), matrix, 0.0)
-
-
-class _RowSum(Closed):
-    """The shared walk: clean each row by itself, then add. Only the six classes below derive from it."""
-
-    __slots__ = ()
-    name: ClassVar[str]
-
-    @abstractmethod
-    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
-        """Returns the proved bound; see the class."""
-
-    @abstractmethod
-    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
-        """Returns float64[n, width]: row i is a function of row i of `rows` alone, inside the class's row domain."""
-
-    def bound(self, rows: npt.NDArray[Any], *, row_shape: RowShape, adjacency: Adjacency, width: int) -> BoundedSum:
-        """Adds rows up, each bounded by itself first.
-
-        Formal guarantees:
-          - Total in the numbers: NaN, infinities, negatives and values of any size give a bounded row, never an error.
-          - No rows at all give zeros; nothing depends on a realised count.
-          - The sum moves by at most `sensitivity(...)` between neighbours, exactly, as computed in float64, for up to
-            2^20 rows.
-
-        Args:
-          rows: real[n, d] private rows, one per slot or per included unit; n may be 0.
-          row_shape: "slots" (n is public) or "units" (n is secret).
-          adjacency: "add_remove" or "replace_one".
-          width: d, public.
-
-        Returns:
-          float64[d] sum with its bound.
-
-        Raises:
-          ConfigurationError: a wrong width, a non-numeric or non-2-d array, an unknown shape or adjacency.
-        """
-        sensitivity = self.sensitivity(row_shape=row_shape, adjacency=adjacency)
-        total = np.add.reduce(self.bounded_rows(rows, width=width), axis=0)
-        return BoundedSum(total, sensitivity, row_shape, adjacency)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name}
 
 
 @final
@@ -143,11 +63,11 @@ class ProbabilitySum(_RowSum):
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
         """Returns L2 sqrt(2) and range 2, or 1 and 1 for unit rows under add_remove; 1 per coordinate."""
-        return _ONE_APPEARS if _row_appears(row_shape, adjacency) else _ONE_CHANGES
+        return _ONE_APPEARS if row_appears(row_shape, adjacency) else _ONE_CHANGES
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows in the sub-simplex, on the grid."""
-        steps = np.floor(np.minimum(_non_negative(_matrix(rows, width)), 1.0) * GRID)
+        steps = np.floor(np.minimum(non_negative(matrix(rows, width)), 1.0) * GRID)
         # Sums of whole steps are exact, so no summation order can move another row; flooring keeps the sum <= 1.
         mass = np.maximum(steps.sum(axis=1, keepdims=True), GRID)  # [n, 1]
         bounded: Floats = np.floor(steps * GRID / mass) / GRID
@@ -174,7 +94,7 @@ class VoteSum(_RowSum):
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns one-hot rows, or zeros for an abstention."""
-        weights = _non_negative(_matrix(rows, width))
+        weights = non_negative(matrix(rows, width))
         winner = weights.argmax(axis=1)[:, None]  # [n, 1]; where a row abstains its weight is 0
         votes: Floats = ((np.arange(width) == winner) & (weights > 0)).astype(np.float64)
         return votes
@@ -197,72 +117,14 @@ class MaxNormalizedSum(_RowSum):
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
         """Returns range 2, or 1 for unit rows under add_remove; nothing in L2."""
-        return Sensitivity(l2=None, range=1.0 if _row_appears(row_shape, adjacency) else 2.0)
+        return Sensitivity(l2=None, range=1.0 if row_appears(row_shape, adjacency) else 2.0)
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows in [0, 1]^d, on the grid."""
-        weights = _non_negative(_matrix(rows, width))
+        weights = non_negative(matrix(rows, width))
         peak = weights.max(axis=1, keepdims=True)  # [n, 1]
         bounded: Floats = np.floor(weights / np.where(peak > 0, peak, 1.0) * GRID) / GRID
         return bounded
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ClippedLogitMean(_RowSum):
-    """Mean of logits (or of differences to public logits) clipped to [-clip, clip], over a public count.
-
-    An absent unit row counts as zero; a NaN is zero, infinities are clipped like any other value.
-
-    Formal guarantees:
-      - A row that changes moves the mean by a range of at most 4 clip / num_slots; one that appears or vanishes, by
-        2 clip / num_slots. No L2 bound.
-
-    Args:
-      clip: largest magnitude a coordinate may have, public.
-      num_slots: what the sum is divided by: the number of slots, or a public expected number of unit rows.
-
-    Raises:
-      ConfigurationError: `clip` outside [1e-6, 1e6] or `num_slots` < 1.
-
-    Source: Amin et al. (2024), Private prediction for large-scale synthetic text generation;
-      docs/proofs/aggregation.md.
-    """
-
-    clip: float
-    num_slots: int
-    name: ClassVar[str] = "clipped_logit_mean"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", check_real("clip", self.clip, low=1e-6, high=1e6))
-        check_int("num_slots", self.num_slots, low=1, high=MAX_WIDTH)
-
-    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
-        """Returns range 4 clip / num_slots, or half of it for unit rows under add_remove; nothing in L2."""
-        changes = 2.0 if _row_appears(row_shape, adjacency) else 4.0
-        return Sensitivity(l2=None, range=changes * (self.clip / self.num_slots))
-
-    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
-        """Returns rows in [-clip / num_slots, clip / num_slots]^d, on a grid of 32 digits of that limit."""
-        logits = _matrix(rows, width)
-        logits[np.isnan(logits)] = 0.0
-        # Divide each row, not the sum: what is added is then on the grid, and |row| <= fl(clip / num_slots) exactly.
-        shares = np.clip(logits, -self.clip, self.clip) / self.num_slots
-        step = math.ldexp(1.0, math.frexp(self.clip / self.num_slots)[1] - 32)
-        bounded: Floats = np.trunc(shares / step) * step
-        return bounded
-
-    def bound(self, rows: npt.NDArray[Any], *, row_shape: RowShape, adjacency: Adjacency, width: int) -> BoundedSum:
-        """See `ProbabilitySum.bound`; with slots there must be exactly `num_slots` rows (both are public)."""
-        if row_shape == "slots" and np.shape(rows)[:1] != (self.num_slots,):
-            raise fail(
-                "rows", f"num_slots={self.num_slots} rows", "another count", "Every slot has a row, filled or not."
-            )
-        return _RowSum.bound(self, rows, row_shape=row_shape, adjacency=adjacency, width=width)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-        return {"name": self.name, "clip": self.clip, "num_slots": self.num_slots}
 
 
 @final
@@ -287,11 +149,11 @@ class UnitVectorSum(_RowSum):
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
         """Returns L2 2, or 1 for unit rows under add_remove; no range."""
-        return Sensitivity(l2=1.0 if _row_appears(row_shape, adjacency) else 2.0, range=None)
+        return Sensitivity(l2=1.0 if row_appears(row_shape, adjacency) else 2.0, range=None)
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows in the unit ball, on the grid."""
-        vectors = _matrix(rows, width)
+        vectors = matrix(rows, width)
         vectors[~np.isfinite(vectors).all(axis=1)] = 0.0
         exponent = np.frexp(np.abs(vectors).max(axis=1, keepdims=True))[1]  # [n, 1]: peak in [2^(e-1), 2^e)
         digits = (62 - (width - 1).bit_length()) // 2  # squares of so many digits add up below 2^62
@@ -322,15 +184,26 @@ class KeywordSum(_RowSum):
 
     def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
         """Returns range 2, or 1 for unit rows under add_remove; nothing in L2."""
-        return Sensitivity(l2=None, range=1.0 if _row_appears(row_shape, adjacency) else 2.0)
+        return Sensitivity(l2=None, range=1.0 if row_appears(row_shape, adjacency) else 2.0)
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
         """Returns rows of zeros and ones."""
-        return (_matrix(rows, width) > 0).astype(np.float64)
+        return (matrix(rows, width) > 0).astype(np.float64)
 
 
-Aggregation: TypeAlias = ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean | UnitVectorSum | KeywordSum
+Aggregation: TypeAlias = (
+    ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean | ClippedDifferenceMean | UnitVectorSum | KeywordSum
+)
 AGGREGATIONS: dict[str, type[Aggregation]] = {
-    cls.name: cls for cls in (ProbabilitySum, VoteSum, MaxNormalizedSum, ClippedLogitMean, UnitVectorSum, KeywordSum)
+    cls.name: cls
+    for cls in (
+        ProbabilitySum,
+        VoteSum,
+        MaxNormalizedSum,
+        ClippedLogitMean,
+        ClippedDifferenceMean,
+        UnitVectorSum,
+        KeywordSum,
+    )
 }
 """The closed list, by the name that reports show."""

@@ -16,6 +16,8 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.aggregation import (
     Aggregation,
+    ClippedDifferenceMean,
+    ClippedLogitMean,
     KeywordSum,
     MaxNormalizedSum,
     ProbabilitySum,
@@ -121,16 +123,21 @@ class ReleasePlan:
         """The sensitivity of one aggregated sum."""
         return self.aggregation.sensitivity(row_shape=self.row_shape, adjacency=self.adjacency)
 
-    def bound(self, rows: npt.NDArray[Any], *, width: int) -> BoundedSum:
+    def bound(self, rows: npt.NDArray[Any], *, width: int, public: npt.NDArray[Any] | None = None) -> BoundedSum:
         """Returns the bounded sum of private rows with the plan's constants behind it.
 
         Args:
           rows: real[n, width], one per slot or per included unit.
           width: columns of a row, public; the sum has `len(constants)` coordinates more.
+          public: real[width] logits of the public prompt, for sums that they belong to; the others ignore them.
 
         Raises:
           ConfigurationError: see `ProbabilitySum.bound`.
         """
+        if isinstance(self.aggregation, ClippedLogitMean | ClippedDifferenceMean):
+            return self.aggregation.bound(
+                rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width, public=public
+            )
         total = self.aggregation.bound(rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
         return total.with_constants(self.constants)
 

@@ -148,7 +148,7 @@ FAULTS: list[dict[str, Any]] = [
     {"instruction": 5},
     {"instruction": b"x"},
     {"generation_prompt": 5},
-    {"stop": None},
+    {"stop": 5},
     {"component": ""},
     {"example_prompt": PromptTemplate.from_template("{text:d}")},
     {"example_prompt": PromptTemplate.from_template("{other}")},

@@ -1,0 +1,362 @@
+"""Grammars byte by byte: parses, spellings of engines' vocabularies, short endings. Knows no record and no budget.
+
+A parse runs on bytes, so the way a text was cut into tokens leaves no trace in it. The vocabulary of llguidance is
+the 256 bytes and, for engines that tell theirs, each distinct text of a token: one mask then answers for bytes and
+for tokens alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+BYTES = 256
+_FIRST_OUTSIDE_UTF8 = 0xF5  # from here on no byte is part of UTF-8; 0xFF marks control tokens in llguidance
+_CONTROL = b"\xff"
+_LONGEST = 128  # bytes of one token; the trie of llguidance bounds them, and vocabularies in use stay below
+_LOST = "\ufffd"
+
+_BRANCHES = 16
+_BEAM = 32
+_MOST_CHOICES = 192
+_MOST_BYTES = 4096
+_PREFERRED = b"\"}]'),. 0123456789aeiou"
+"""Bytes that an ending tries first: what closes strings, objects and lists, then what fills."""
+
+
+def guidance() -> Any:
+    """Returns llguidance.
+
+    Raises:
+      ConfigurationError: it is not installed.
+    """
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ConfigurationError(
+            "grammars: expected the package llguidance, found none; install langchain-dpicl[grammar]"
+        ) from error
+    return llguidance
+
+
+class Parse:
+    """A text in its grammar, as bytes; `copy` is cheap."""
+
+    def __init__(self, core: Any, size: int) -> None:
+        self._core = core
+        self._size = size
+        self._bits: NDArray[np.bool_] | None = None
+        self._forced: bytes | None = None
+
+    def copy(self) -> Parse:
+        """Returns an independent parse at the same place."""
+        twin = Parse(self._core.deep_copy(), self._size)
+        twin._bits, twin._forced = self._bits, self._forced
+        return twin
+
+    def prepare(self) -> None:
+        """Computes what is asked first, so that copies have it."""
+        _ = self.bits, self.forced
+
+    @property
+    def bits(self) -> NDArray[np.bool_]:
+        """bool[size]: what may follow, by number in the spelling; the last one, the end, is left False."""
+        if self._bits is None:
+            packed = np.frombuffer(self._core.compute_bitmask(), np.uint8)
+            self._check()
+            self._bits = np.unpackbits(packed, bitorder="little")[: self._size].astype(np.bool_)
+            self._bits[-1] = False
+            self._bits.flags.writeable = False
+        return self._bits
+
+    @property
+    def next_bytes(self) -> NDArray[np.bool_]:
+        """bool[256]: the bytes that may follow."""
+        return self.bits[:BYTES]
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self._core.is_accepting())
+
+    @property
+    def forced(self) -> bytes:
+        """The bytes without which no text goes on; none where it may end."""
+        if self._forced is None:
+            self._forced = bytes(self._core.compute_ff_bytes())
+            self._check()
+        return self._forced
+
+    def can_follow(self, raw: bytes) -> bool:
+        """Whether these bytes may follow."""
+        return bool(self._core.validate_tokens(list(raw)) == len(raw))
+
+    def consume(self, raw: bytes) -> None:
+        """Appends bytes that may follow.
+
+        Raises:
+          ConfigurationError: the parser refuses them, or has reached its limits.
+        """
+        self._bits = self._forced = None
+        self._core.consume_tokens(list(raw))
+        self._check()
+
+    def _check(self) -> None:
+        if self._core.is_error():
+            raise ConfigurationError(
+                "expected a text that the grammar's parser can follow, found "
+                f"{_first_line(self._core.get_error())}; simplify the grammar"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spelling:
+    """How an engine spells text; the numbers are those of llguidance's vocabulary. Holds no engine.
+
+    Attributes:
+      tokenizer: llguidance's vocabulary: the bytes, the distinct texts of tokens, the end.
+      size: its length; the last number is the end.
+      columns: int64[V]: the number of each token, `size - 1` where a token has no text; None for top-k engines.
+      end_columns: int64[...]: columns of EOS.
+      first_column: text -> the first column with it.
+      text_of: token -> its bytes, b"" for EOS and tokens without text; empty for top-k engines.
+      parses: the parses of the empty text, by grammar.
+    """
+
+    tokenizer: Any
+    size: int
+    columns: NDArray[np.int64] | None
+    end_columns: NDArray[np.int64]
+    first_column: dict[bytes, int]
+    text_of: dict[Token, bytes]
+    parses: dict[str, Parse] = field(default_factory=dict)
+
+    def columns_of(self, backend: NextTokenBackend) -> NDArray[np.int64]:
+        """Returns int64[V].
+
+        Raises:
+          CapabilityError: the engine reports top tokens only.
+        """
+        if self.columns is None:
+            raise CapabilityError(
+                f"expected a model that tells its whole vocabulary, found {backend.name}, which reports top tokens "
+                "only; ask allowed_of(tokens) about these"
+            )
+        return self.columns
+
+    def bytes_of(self, backend: NextTokenBackend, token: Token) -> bytes:
+        """Returns the bytes of a token; b"" for EOS, unknown and control tokens, and what has no text of its own."""
+        return _text_of(backend, token) if self.columns is None else self.text_of.get(token, b"")
+
+    def spelled(self, backend: NextTokenBackend, text: bytes, *, partly: bool = False) -> tuple[Token, ...] | None:
+        """Returns a public spelling of a text; None where there is none (partly: of its longest beginning, if any)."""
+        if not text:
+            return ()
+        if self.columns is None and isinstance(backend.eos, bytes):  # keys are bytes, so any text is one
+            return (text,)
+        own = self._own(backend, text)
+        if own is not None:
+            return own
+        lengths = _fewest(text, self.first_column, partly=partly)
+        if lengths is None:
+            return None
+        vocabulary, tokens, place = backend.vocabulary(), [], 0
+        for length in lengths:
+            tokens.append(vocabulary[self.first_column[text[place : place + length]]])
+            place += length
+        return tuple(tokens)
+
+    def _own(self, backend: NextTokenBackend, text: bytes) -> tuple[Token, ...] | None:
+        """Returns the tokens an engine itself cuts a text into; None where it cannot, or they read as another text."""
+        encode = getattr(backend, "encode", None)
+        if not callable(encode):
+            return None
+        try:
+            tokens = tuple(encode(text.decode()))
+        except UnicodeDecodeError:
+            return None
+        pieces = [self.bytes_of(backend, token) for token in tokens]
+        return tokens if all(pieces) and b"".join(pieces) == text else None
+
+
+_SPELLINGS: WeakKeyDictionary[Any, Spelling] = WeakKeyDictionary()
+_TOP_ONLY: list[Spelling] = []
+_LOCK = threading.Lock()
+
+
+def spelling_of(backend: NextTokenBackend | None) -> Spelling:
+    """Returns the spelling of an engine, made once; of the bytes alone for None and for engines of top tokens."""
+    with _LOCK:
+        if backend is None or backend.max_top_k is not None:
+            if not _TOP_ONLY:
+                _TOP_ONLY.append(_spelling([], [], {}))
+            return _TOP_ONLY[0]
+        try:
+            known = _SPELLINGS.get(backend)
+        except TypeError:  # an engine that cannot be hashed or referred to weakly is read anew
+            return _read(backend)
+        if known is None:
+            known = _SPELLINGS[backend] = _read(backend)
+        return known
+
+
+def parse_of(lark: str, spelling: Spelling) -> Parse:
+    """Returns the parse of the empty text.
+
+    Raises:
+      ConfigurationError: llguidance cannot read the grammar.
+    """
+    known = spelling.parses.get(lark)
+    if known is None:
+        matcher = guidance().LLMatcher
+        core = matcher(spelling.tokenizer, matcher.grammar_from_lark(lark), log_level=0)
+        if core.is_error():
+            raise ConfigurationError(
+                f"expected a grammar that llguidance reads, found: {_first_line(core.get_error())}; correct it"
+            )
+        known = Parse(core, spelling.size)
+        known.prepare()
+        spelling.parses[lark] = known
+    return known.copy()
+
+
+def whole_part(raw: bytes) -> bytes:
+    """Returns bytes without a character that is begun at their end."""
+    for back in range(1, min(len(raw), 4) + 1):
+        byte = raw[-back]
+        if byte & 0xC0 != 0x80:  # a first byte: 1 character of as many bytes as it has leading ones
+            needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return raw if needed <= back else raw[:-back]
+    return raw
+
+
+def closing_bytes(parse: Parse) -> bytes | None:
+    """Returns a short text after which the parse accepts, by a bounded beam search; None where it found none.
+
+    Each round adds one free choice and all that it forces, to at most `_BEAM` texts; the first round in which one may
+    end decides, and there the shortest.
+    """
+    beam = [_followed(parse.copy(), 0, parse.forced, parse.forced)]
+    for _ in range(_MOST_CHOICES):
+        if done := [text for _, text, place in beam if place.accepts]:
+            return min(done, key=lambda text: (len(text), text))
+        grown = [
+            (cost + rank, text + bytes([byte]), place)
+            for cost, text, place in beam
+            for rank, byte in enumerate(_ranked(place.next_bytes))
+        ]
+        grown.sort(key=lambda item: (item[0], len(item[1]), item[1]))
+        beam = []
+        for cost, text, place in grown[:_BEAM]:
+            ahead = place.copy()
+            ahead.consume(text[-1:])
+            if len(text) + len(ahead.forced) <= _MOST_BYTES:
+                beam.append(_followed(ahead, cost, text + ahead.forced, ahead.forced))
+    return None
+
+
+def _followed(place: Parse, cost: int, text: bytes, forced: bytes) -> tuple[int, bytes, Parse]:
+    if forced:
+        place.consume(forced)
+    return cost, text, place
+
+
+def _ranked(allowed: NDArray[np.bool_]) -> list[int]:
+    """Returns the bytes to try, best first: those that close, then those that fill, then the others."""
+    found = np.flatnonzero(allowed).tolist()
+    order = {byte: rank for rank, byte in enumerate(_PREFERRED)}
+    return sorted(found, key=lambda byte: (order.get(byte, len(order)), byte))[:_BRANCHES]
+
+
+def _read(backend: NextTokenBackend) -> Spelling:
+    vocabulary = backend.vocabulary()
+    texts = [_usable(_text_of(backend, token)) for token in vocabulary]
+    ends = [column for column, token in enumerate(vocabulary) if token == backend.eos]
+    return _spelling(texts, ends, dict(zip(vocabulary, texts, strict=True)))
+
+
+def _usable(text: bytes) -> bytes:
+    return text if 0 < len(text) <= _LONGEST and max(text) < _FIRST_OUTSIDE_UTF8 else b""
+
+
+def _spelling(texts: Sequence[bytes], ends: Sequence[int], text_of: dict[Token, bytes]) -> Spelling:
+    """Makes llguidance's vocabulary of the bytes and the texts."""
+    library = guidance()
+    words = [bytes([number]) if number < _FIRST_OUTSIDE_UTF8 else b"" for number in range(BYTES)]
+    number = {word: place for place, word in enumerate(words) if word}
+    first_column: dict[bytes, int] = {}
+    for column, text in enumerate(texts):
+        if text:
+            first_column.setdefault(text, column)
+            if text not in number:
+                number[text] = len(words)
+                words.append(text)
+    end = len(words)
+    words.append(_CONTROL + b"<end of text>")
+    columns = np.array([number.get(text, end) for text in texts], np.int64) if texts else None
+    tokenizer = library.LLTokenizer(library.TokenizerWrapper(_Words(words)))
+    return Spelling(tokenizer, end + 1, columns, np.array(ends, np.int64), first_column, text_of)
+
+
+class _Words:
+    """A vocabulary as llguidance asks for it."""
+
+    bos_token_id = None
+
+    def __init__(self, words: list[bytes]) -> None:
+        self.tokens = words
+        self.eos_token_id = len(words) - 1
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Spells by single bytes; nothing here asks for it."""
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def _text_of(backend: NextTokenBackend, token: Token) -> bytes:
+    if token == backend.eos:
+        return b""
+    if isinstance(token, bytes):
+        return token
+    if callable(tell := getattr(backend, "token_bytes", None)):
+        return bytes(tell(token))
+    text = backend.decode([token])
+    return b"" if _LOST in text else text.encode()  # a token that is no whole character alone shows no bytes
+
+
+def _fewest(text: bytes, known: dict[bytes, int], *, partly: bool) -> list[int] | None:
+    """Returns the lengths of the fewest known pieces that spell a text, longer ones first among equals.
+
+    Partly: of the longest beginning that can be spelled.
+    """
+    reached = [True] + [False] * len(text)
+    for start in (place for place in range(len(text)) if reached[place]):
+        for length in range(1, min(_LONGEST, len(text) - start) + 1):
+            reached[start + length] |= text[start : start + length] in known
+    last = max(place for place, is_reached in enumerate(reached) if is_reached)
+    if last < len(text) and not partly:
+        return None
+    count, piece = [0] * (last + 1), [0] * (last + 1)
+    for start in range(last - 1, -1, -1):
+        count[start] = last + 1  # more than any spelling has
+        for length in range(min(_LONGEST, last - start), 0, -1):
+            if count[start + length] + 1 < count[start] and text[start : start + length] in known:
+                count[start], piece[start] = count[start + length] + 1, length
+    lengths, place = [], 0
+    while place < last:
+        lengths.append(piece[place])
+        place += piece[place]
+    return lengths
+
+
+def _first_line(message: str) -> str:
+    return message.strip().split("\n", 1)[0][:200]

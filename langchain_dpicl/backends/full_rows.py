@@ -1,0 +1,196 @@
+"""Private rows over the whole vocabulary, the public row beside them, from engines that compute both together.
+
+As `rows`, for engines whose sessions carry the public prompt (`FullBackend`). Knows no noise and no ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import FullBackend, FullSession, Rows, Token
+from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
+from langchain_dpicl.backends.walk import public_failure
+from langchain_dpicl.exceptions import DPICLError
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class AskPublicRow:
+    """Asks for the public logits, float64[V]; they are public, and a failure is an error."""
+
+    source: FullRowSource
+
+    def run(self) -> NDArray[np.float64]:
+        """Answers, blocking."""
+        return self.source.public()
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Answers, awaiting."""
+        return await self.source.apublic()
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class AskLogits:
+    """Asks for the private logits of one release; its answer goes to the aggregation and nowhere else."""
+
+    source: FullRowSource
+    columns: NDArray[np.int64]
+
+    def run(self) -> Boxed:
+        """Answers, blocking."""
+        return self.source.logits(self.columns)
+
+    async def arun(self) -> Boxed:
+        """Answers, awaiting."""
+        return await self.source.alogits(self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSide:
+    """What a session with a public row knows beside private prompts; all of it is public.
+
+    Attributes:
+      prompt: the public prompt.
+      shared: text that all prompts start with.
+      num_rows: number of private rows where it is public, None where it is secret.
+      max_new_tokens: tokens that will be pushed at most.
+    """
+
+    prompt: str
+    shared: str = ""
+    num_rows: int | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class FullRowSource:
+    """Scores rows over the whole vocabulary, the public one beside them; if an engine raises, row by row."""
+
+    backend: FullBackend
+    prompts: tuple[str | None, ...]
+    prefix: list[Token]
+    side: PublicSide
+    session: FullSession | None = field(default=None)
+
+    def public(self) -> NDArray[np.float64]:
+        """Returns float64[V]: the public logits.
+
+        Raises:
+          ModelCallError: the engine failed.
+        """
+        # A stop or a fault in there would show prompts: both are raised anew from here.
+        return _answer(guarded(self._public))
+
+    async def apublic(self) -> NDArray[np.float64]:
+        """Is `public`, awaitable."""
+        return _answer(await aguarded(self._apublic))
+
+    def _public(self) -> NDArray[np.float64] | DPICLError:
+        try:
+            return self._open().public()
+        except DPICLError as error:
+            return _bare(error)
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            return public_failure(type(error).__name__)
+
+    async def _apublic(self) -> NDArray[np.float64] | DPICLError:
+        try:
+            return await self._open().apublic()
+        except DPICLError as error:
+            return _bare(error)
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            return public_failure(type(error).__name__)
+
+    def logits(self, columns: NDArray[np.int64]) -> Boxed:
+        """Returns float64[prompts, d], boxed; a row that abstains or fails is NaN."""
+        return self._boxed(guarded(lambda: self._open().logits(columns)), columns)
+
+    async def alogits(self, columns: NDArray[np.int64]) -> Boxed:
+        """Is `logits`, awaitable."""
+        return self._boxed(await aguarded(lambda: self._open().alogits(columns)), columns)
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row; a session that cannot go on is opened anew at the next question."""
+        self.prefix.append(token)
+        if self.session is not None and guarded(lambda: self._pushed(token)) is None:
+            self._drop()
+
+    def close(self) -> None:
+        """Drops prompts and caches."""
+        self.prompts = ()
+        self._drop()
+
+    def _drop(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            guarded(session.close)
+
+    def _pushed(self, token: Token) -> bool:
+        if self.session is not None:
+            self.session.push(token)
+        return True
+
+    def _open(self) -> FullSession:
+        if self.session is None:
+            self.session = self._opened(self.prompts, self.side.num_rows)
+        return self.session
+
+    def _opened(self, prompts: tuple[str | None, ...], num_rows: int | None) -> FullSession:
+        return self.backend.open_full(
+            prompts,
+            tuple(self.prefix),
+            public=self.side.prompt,
+            num_rows=num_rows,
+            shared=self.side.shared,
+            max_new_tokens=self.side.max_new_tokens,
+        )
+
+    def _boxed(self, scored: Rows | None, columns: NDArray[np.int64]) -> Boxed:
+        width = len(columns)
+        if fits(scored, len(self.prompts), width):
+            return Boxed(scored)
+        out = np.full((len(self.prompts), width), np.nan)
+        for row in range(len(self.prompts)):
+            one = guarded(lambda row=row: self._score_one(row, columns))  # type: ignore[misc]
+            if fits(one, 1, width):
+                out[row] = one[0]
+        return Boxed(out)
+
+    def _score_one(self, row: int, columns: NDArray[np.int64]) -> Rows:
+        with contextlib.closing(self._opened((self.prompts[row],), 1)) as session:
+            return session.logits(columns)
+
+
+def _bare(error: DPICLError) -> DPICLError:
+    """Returns the same public error without the frames and causes it came through."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _answer(found: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:
+    """Returns public logits, or raises what stands in their place."""
+    if found is None:
+        raise public_failure("a panic")
+    if isinstance(found, DPICLError):
+        raise found
+    return found
+
+
+def log_rows(rows: Rows) -> Rows:
+    """Returns the logits of probability rows; a row without mass, which is one that failed, is NaN."""
+    with np.errstate(all="ignore"):
+        logits: Rows = np.log(rows)
+        logits[~(rows.sum(axis=1) > 0)] = np.nan
+    return logits
+
+
+def softmax_rows(logits: Rows) -> Rows:
+    """Returns each row's probabilities on the domain; a row with a NaN, which is one that failed, is zeros."""
+    with np.errstate(all="ignore"):
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        shares: Rows = weights / weights.sum(axis=1, keepdims=True)
+        shares[~np.isfinite(shares).all(axis=1)] = 0.0
+    return shares

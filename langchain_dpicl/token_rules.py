@@ -1,0 +1,161 @@
+"""How one token is released: the mechanisms of generation by name, and what clip, temperature and noise mean together.
+
+Knows public numbers only. A token of the logit mechanisms is drawn with probability proportional to
+exp(score / temperature), which is Gumbel noise of that scale: the temperature is the noise multiplier times the range
+by which one row moves the score, so of clip, temperature and noise two decide the third.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, check_real, fail
+from langchain_dpicl.privacy.aggregation import Aggregation, ClippedDifferenceMean, ClippedLogitMean, ProbabilitySum
+from langchain_dpicl.privacy.mechanisms import MECHANISMS, GumbelMechanism, mechanism_by_name
+from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
+
+LOGIT_MECHANISMS: tuple[str, ...] = ("recentered_clip", "difference_clip", "clip_and_blend")
+"""Mechanisms on clipped logits, which need a model that shows its whole vocabulary."""
+TOKEN_MECHANISMS: tuple[str, ...] = (*MECHANISMS, *LOGIT_MECHANISMS)
+"""Every mechanism that releases tokens, the default first."""
+DEFAULT_TEMPERATURE = 1.0
+DEFAULT_BLEND_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRule:
+    """A mechanism of generation with its own parameters; frozen and public.
+
+    Attributes:
+      mechanism: one of `TOKEN_MECHANISMS`.
+      clip: largest magnitude of a (centred) logit or difference; None: what temperature and noise leave.
+      temperature: of the released token's softmax; None: 1, or what clip and noise make of it where a clip is given.
+      blend_weight: share of the private rows in the score, for "clip_and_blend"; None: one half.
+      center: what is taken off a row before it is clipped: "max" or "none" for "clip_and_blend"; fixed for the others.
+
+    Raises:
+      ConfigurationError: a parameter out of range, or of another mechanism.
+
+    Source: Bhusal et al. (2025); InvisibleInk (2025); docs/proofs/logit-sums.md.
+    """
+
+    mechanism: str = "gumbel"
+    clip: float | None = None
+    temperature: float | None = None
+    blend_weight: float | None = None
+    center: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("mechanism", self.mechanism, TOKEN_MECHANISMS)
+        given = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
+        if not self.is_logit:
+            given["temperature"] = self.temperature
+            _refuse(given, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
+            return
+        if self.mechanism != "clip_and_blend":
+            blend = {"blend_weight": self.blend_weight, "center": self.center}
+            _refuse(blend, f"None with mechanism={self.mechanism!r} (they belong to clip_and_blend)")
+        if self.clip is not None:
+            check_real("clip", self.clip, low=1e-6, high=1e6)
+        if self.temperature is not None:
+            check_positive("temperature", self.temperature)
+        if self.blend_weight is not None:
+            check_real("blend_weight", self.blend_weight, low=0.0, high=1.0, low_open=True)
+        if self.center is not None:
+            check_choice("center", self.center, ("max", "none"))
+
+    @property
+    def is_logit(self) -> bool:
+        """Whether rows are logits."""
+        return self.mechanism in LOGIT_MECHANISMS
+
+    @property
+    def fixes_noise(self) -> bool:
+        """Whether clip and temperature are both given, so that the noise multiplier follows from them."""
+        return self.clip is not None and self.temperature is not None
+
+    def plan(
+        self,
+        sampler: Sampler,
+        *,
+        num_rows: int,
+        noise_multiplier: float,
+        adjacency: Adjacency = "add_remove",
+        redraw_every: int = 1,
+    ) -> ReleasePlan:
+        """Returns how a token is released at this noise.
+
+        Args:
+          sampler: draws the rows.
+          num_rows: what means are divided by: slots, or the public expected number of unit rows.
+          noise_multiplier: noise scale over sensitivity; ignored where the rule fixes it.
+          adjacency: neighbouring relation.
+          redraw_every: tokens per secret sample.
+        """
+        if not self.is_logit:
+            return release_plan(
+                sampler,
+                mechanism=self.mechanism,
+                noise_multiplier=noise_multiplier,
+                adjacency=adjacency,
+                redraw_every=redraw_every,
+            )
+        unit = self._range_of(1.0, sampler, num_rows, adjacency)  # the range grows in proportion to the clip
+        if self.clip is not None and self.temperature is not None:
+            noise_multiplier = self.temperature / (unit * self.clip)
+        clip = self.clip
+        if clip is None:
+            clip = min(1e6, max(1e-6, (self.temperature or DEFAULT_TEMPERATURE) / (unit * noise_multiplier)))
+        return ReleasePlan(
+            sampler, self._aggregation(clip, num_rows), GumbelMechanism(noise_multiplier), adjacency, redraw_every
+        )
+
+    def _range_of(self, clip: float, sampler: Sampler, num_rows: int, adjacency: Adjacency) -> float:
+        bound = self._aggregation(clip, num_rows).sensitivity(row_shape=sampler.row_shape, adjacency=adjacency)
+        return bound.require("range")
+
+    def _aggregation(self, clip: float, num_rows: int) -> Aggregation:
+        if self.mechanism == "clip_and_blend":
+            weight = DEFAULT_BLEND_WEIGHT if self.blend_weight is None else self.blend_weight
+            return ClippedLogitMean(clip, num_rows, blend_weight=weight, center=self.center or "max")
+        return ClippedDifferenceMean(clip, num_rows, center="median" if self.mechanism == "recentered_clip" else "none")
+
+
+def release_plan(
+    sampler: Sampler,
+    *,
+    mechanism: str = "gumbel",
+    noise_multiplier: float = 1.0,
+    adjacency: Adjacency = "add_remove",
+    redraw_every: int = 1,
+) -> ReleasePlan:
+    """Returns the plan that releases a token from summed next-token probabilities."""
+    noise = mechanism_by_name(mechanism)(noise_multiplier=noise_multiplier)
+    return ReleasePlan(sampler, ProbabilitySum(), noise, adjacency, redraw_every)
+
+
+def temperature_of(plan: ReleasePlan) -> float | None:
+    """Returns the temperature of the released token's softmax; None where rows are no logits."""
+    if not plan.aggregation.needs_public:
+        return None
+    return plan.mechanism.noise_multiplier * plan.sensitivity.require("range")
+
+
+def public_margin(plan: ReleasePlan) -> float:
+    """Returns how far below the last of the public top-K a candidate may be: 2 clip / num_slots (Top-k+), or 0.
+
+    Where differences are added to the public logits, one row moves a score by at most clip / num_slots either way, so
+    these are the tokens that one row can lift among the top K. Which constant belongs here does not touch privacy: the
+    candidates are a function of the public logits.
+
+    Source: InvisibleInk (2025), Top-k+; its published package divides by num_slots + 1.
+    """
+    aggregation = plan.aggregation
+    return 2.0 * aggregation.clip / aggregation.num_slots if isinstance(aggregation, ClippedDifferenceMean) else 0.0
+
+
+def _refuse(given: dict[str, Any], expected: str) -> None:
+    wrong = [name for name, value in given.items() if value is not None]
+    if wrong:
+        raise fail(", ".join(wrong), expected, [given[name] for name in wrong])
