@@ -16,7 +16,7 @@ from langchain_dpicl.privacy._validate import check_positive, check_real
 if TYPE_CHECKING:
     from langchain_dpicl.labelling_planning import LabellingPlan, Teachers
     from langchain_dpicl.labelling_proposals import LabellingOption
-    from langchain_dpicl.planning import RowDesign
+    from langchain_dpicl.row_design import RowDesign
 
 OPTIONS = ("public_inputs", "teachers", "chance", "noise", "student_calls")
 """The options that only plans of labels have."""
@@ -111,7 +111,7 @@ def _options(arguments: argparse.Namespace, public_size: int, labels: int, chanc
 
 def _designs(arguments: argparse.Namespace, public_size: int) -> list[RowDesign] | None:
     """Returns the one shape that was asked for; None: shapes are compared."""
-    from langchain_dpicl.planning import RowDesign
+    from langchain_dpicl.row_design import RowDesign
 
     if arguments.teachers == "fixed" and arguments.sampling is not None:
         raise ConfigurationError("--sampling: expected none with --teachers fixed, which are never drawn again.")

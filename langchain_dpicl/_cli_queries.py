@@ -13,7 +13,8 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real
 
 if TYPE_CHECKING:
-    from langchain_dpicl.planning import Cost, RowDesign
+    from langchain_dpicl.planning import Cost
+    from langchain_dpicl.row_design import RowDesign
 
 OPTIONS = (
     "labels",
@@ -106,8 +107,8 @@ def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[
 
 def _design(arguments: argparse.Namespace, public_size: int, labels: int, shared: dict[str, Any]) -> RowDesign:
     """Returns the shape that was asked for, or the one that a run would choose."""
-    from langchain_dpicl.planning import RowDesign
     from langchain_dpicl.query_planning import recommended_design
+    from langchain_dpicl.row_design import RowDesign
 
     asked = {name: getattr(arguments, name) for name in ("rows", "num_slots", "shots_per_slot")}
     if set(asked.values()) == {None} and arguments.sampling is None:

@@ -22,7 +22,6 @@ from langchain_dpicl.labelling_planning import (
     plan_labelling,
     rejection,
 )
-from langchain_dpicl.planning import RowDesign
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
@@ -31,6 +30,7 @@ from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism
 from langchain_dpicl.query_planning import recommended_design
+from langchain_dpicl.row_design import RowDesign
 
 Fields = dict[str, str]
 

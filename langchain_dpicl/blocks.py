@@ -25,9 +25,11 @@ from langchain_dpicl.backends.full_rows import (
 from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
 from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.bounded import BoundedSum
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.sparse import SparseVectorTest, Threshold
 
 Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 """Post-processing of a noised float64[d] vector into one index."""
@@ -54,6 +56,8 @@ class Block:
         self.release = release
         self._rows = _source(backend, tuple(prompts), list(prefix), side)
         self._pid = os.getpid()
+        self._runs_left = plan.private_releases
+        self._threshold: Threshold | None = None
 
     @property
     def carries_public(self) -> bool:
@@ -74,6 +78,8 @@ class Block:
             raise PrivacyBudgetError(msg)
         self.left -= 1
         shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
+        if self.plan.test is not None and self._threshold is None and not self._runs_left:
+            return public_index(self.plan, shown)  # all that was paid for is released: no row is read any more
         boxed = yield self._ask(shown)
         if os.getpid() != self._pid:
             raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
@@ -100,7 +106,20 @@ class Block:
             rows = scored if wants_logits else softmax_rows(scored)
         else:
             rows = log_rows(scored) if wants_logits else restrict(scored)
+        if self.plan.test is not None and not self._is_above(self.plan.test, rows, domain):
+            return public_index(self.plan, domain)
         return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
+
+    def _is_above(self, test: SparseVectorTest, logits: Rows, domain: Domain) -> bool:
+        """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for."""
+        if self._threshold is None:
+            self._runs_left -= 1
+            self._threshold = test.start(num_rows_of(self.plan), rng=SYSTEM_RANDOM)
+        statistic = test.statistic(softmax_rows(logits), softmax_rows(public_scores(domain)[None])[0])
+        if not self._threshold.is_above(statistic, rng=SYSTEM_RANDOM):
+            return False
+        self._threshold = None
+        return True
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row."""
@@ -141,6 +160,27 @@ def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int
         return choose(released.values)
 
     return release
+
+
+def public_scores(domain: Domain) -> NDArray[np.float64]:
+    """Returns float64[d]: the public logits of the candidates."""
+    if domain.logits is None:
+        raise ConfigurationError("domain: expected candidates with public logits, found none.")
+    return domain.logits
+
+
+def public_index(plan: ReleasePlan, domain: Domain) -> int:
+    """Draws an index from the public distribution at the plan's temperature; it costs nothing."""
+    scale = plan.mechanism.noise_multiplier * plan.sensitivity.require("range")
+    scores = np.nan_to_num(public_scores(domain), nan=-np.inf, posinf=np.inf, neginf=-np.inf) / scale
+    return int(np.argmax(scores + SYSTEM_RANDOM.gumbel(len(scores))))
+
+
+def num_rows_of(plan: ReleasePlan) -> int:
+    """Returns the public number of rows that a mean is taken over: slots, or the expected number of unit rows."""
+    if not isinstance(plan.aggregation, ClippedLogitMean | ClippedDifferenceMean):
+        raise ConfigurationError("aggregation: expected a mean over a public count, found a sum.")
+    return plan.aggregation.num_slots
 
 
 def argmax_index(total: BoundedSum) -> int:

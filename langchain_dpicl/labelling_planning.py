@@ -18,7 +18,6 @@ from langchain_dpicl._labelling_plan import (
     LabellingPlan,
     Teachers,
 )
-from langchain_dpicl.planning import RowDesign
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -36,6 +35,7 @@ from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.mechanisms import mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
 from langchain_dpicl.query_planning import checked_design, expected_rows, priced, with_noise_for
+from langchain_dpicl.row_design import RowDesign
 
 __all__ = [
     "ANSWER_TEMPLATE",

@@ -13,11 +13,8 @@ from typing import Any
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
-    ROW_SHAPES,
     Adjacency,
-    RowShape,
     check_adjacency,
-    check_choice,
     check_delta,
     check_epsilon,
     check_int,
@@ -28,14 +25,10 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
-from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonSlots, PoissonUnits
-from langchain_dpicl.signal import chance_of_right_index, noise_scale, occupancy, signal_to_noise
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.row_design import RowDesign, redrawn
+from langchain_dpicl.signal import noise_scale, occupancy, token_signal
 from langchain_dpicl.token_rules import TokenRule, temperature_of
-
-DEFAULT_NUM_SLOTS = 40
-DEFAULT_OVERFILL = 1.5
-SAMPLINGS = ("poisson", "fixed", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,84 +40,6 @@ class Segment:
 
     def __post_init__(self) -> None:
         check_int(f"max_tokens of {self.name}", self.max_tokens, low=1)
-
-
-@dataclass(frozen=True, slots=True)
-class RowDesign:
-    """The shape of rows before noise is chosen.
-
-    Attributes:
-      rows: "units" or "slots".
-      num_slots: slots, or expected unit rows.
-      shots_per_slot: records per slot (1 for unit rows).
-      sampling: "poisson", "fixed" (a secret sample of fixed size) or "partition" (every unit in its slot for good).
-      overfill: expected units per shot of a slot.
-    """
-
-    rows: RowShape
-    num_slots: int
-    shots_per_slot: int
-    sampling: str
-    overfill: float
-
-    @classmethod
-    def choose(
-        cls,
-        *,
-        rows: str | None = None,
-        num_slots: int | None = None,
-        shots_per_slot: int | None = None,
-        sampling: str = "poisson",
-        overfill: float | None = None,
-        smallest_size: int | None = None,
-    ) -> RowDesign:
-        """Fills in what is not given: unit rows unless several shots per slot, or no Poisson sample, are asked for.
-
-        Without `num_slots` there are 40 rows, or `smallest_size` (the least declared size) if that is fewer.
-
-        Raises:
-          ConfigurationError: a parameter out of range, or unit rows with several shots.
-        """
-        check_choice("sampling", sampling, SAMPLINGS)
-        shots = check_int("shots_per_slot", 1 if shots_per_slot is None else shots_per_slot, low=1)
-        shape = rows if rows is not None else ("slots" if shots > 1 or sampling != "poisson" else "units")
-        check_choice("rows", shape, ROW_SHAPES)
-        if shape == "units" and (shots > 1 or sampling != "poisson"):
-            raise fail("rows", "'slots' with several shots per slot or sampling other than 'poisson'", shape)
-        most = DEFAULT_NUM_SLOTS if smallest_size is None else min(DEFAULT_NUM_SLOTS, smallest_size)
-        slots = check_int("num_slots", most if num_slots is None else num_slots, low=1)
-        fill = (
-            (DEFAULT_OVERFILL if shape == "slots" and sampling == "poisson" else 1.0) if overfill is None else overfill
-        )
-        return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
-
-    def sampler(self, public_size: int) -> Sampler:
-        """Returns the sampler for a pool of `public_size` declared units.
-
-        Raises:
-          ConfigurationError: fewer declared units than rows.
-        """
-        if public_size < self.num_slots:
-            raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
-        if self.sampling == "fixed":
-            return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
-        if self.sampling == "partition":
-            return PartitionedSlots(self.num_slots, self.shots_per_slot, public_size)
-        rate = min(1.0, self.num_slots * self.shots_per_slot * self.overfill / public_size)
-        if self.rows == "units":
-            return PoissonUnits(sampling_rate=rate)
-        return PoissonSlots(sampling_rate=rate, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
-
-
-def redrawn(design: RowDesign) -> RowDesign:
-    """Returns a design whose samples are drawn anew.
-
-    Raises:
-      ConfigurationError: it has a partition, which hides nobody and costs many times as much.
-    """
-    if design.sampling == "partition":
-        raise fail("sampling", "'poisson' or 'fixed' ('partition' is for teachers='fixed' alone)", design.sampling)
-    return design
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +89,16 @@ class GenerationPlan:
         return branches * self.release.implementation_delta(releases, width=self.candidates)
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share: one template per segment and block length, per label."""
+        """Returns the tickets of the share: one template per segment and block length, per label.
+
+        Where one deal serves all demonstrations of a label, they are one ticket.
+        """
+        if self.design.sampling == "disjoint":
+            name, length = deal_name(self.shots_per_label), sum(segment.max_tokens for segment in self.segments)
+            return tuple(
+                Ticket(template=name, event=plan.block_event(length), label=label, max_count=1, refundable=False)
+                for label, plan in self.branches
+            )
         return tuple(
             Ticket(
                 template=template_name(segment.name, length),
@@ -208,12 +132,15 @@ class GenerationPlan:
             tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
         return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
 
-    def expected_signal(self, agreement: float, *, label: str | None = None) -> dict[str, float]:
-        """Returns occupancy, signal-to-noise and the chance of the right index at a guessed `agreement` of rows.
+    def expected_signal(
+        self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
+    ) -> dict[str, float]:
+        """Returns occupancy, and what `token_signal` says of the right token at a guessed `agreement` of rows.
 
         Args:
           agreement: guessed share of rows that want the same token.
           label: branch to look at; by default the one with the fewest declared units.
+          public_agreement: guessed chance that the public model gives that token (logit mechanisms; stated with them).
 
         Raises:
           ConfigurationError: `agreement` is no share, or no branch has that label.
@@ -230,9 +157,12 @@ class GenerationPlan:
             "expected_rows": fill.rows,
             "expected_shots": fill.shots,
             "empty_slot_prob": fill.empty,
-            "signal_to_noise": signal_to_noise(plan, rows=fill.rows, agreement=agreement),
-            "right_token_prob": chance_of_right_index(
-                plan, rows=fill.rows, agreement=agreement, candidates=self.candidates
+            **token_signal(
+                plan,
+                rows=fill.rows,
+                agreement=agreement,
+                candidates=self.candidates,
+                public_agreement=public_agreement,
             ),
         }
 
@@ -292,6 +222,11 @@ def template_name(segment: str, length: int) -> str:
     return f"{segment}: {length} token{'s' if length > 1 else ''} on one sample"
 
 
+def deal_name(num_batches: int) -> str:
+    """Returns the ticket template of one deal."""
+    return f"{num_batches} demonstration{'s' if num_batches > 1 else ''} on disjoint batches of one deal"
+
+
 def plan_generation(
     public_sizes: Mapping[str | None, int],
     *,
@@ -333,7 +268,14 @@ def plan_generation(
     check_int("candidates", candidates, low=2)
     pieces = tuple(segments)
     check_int("redraw_every", redraw_every, low=1, high=max(piece.max_tokens for piece in pieces))
-    shape = redrawn(design or RowDesign.choose())
+    shape = design or RowDesign.choose()
+    if shape.sampling == "disjoint":
+        redraw_every = max(piece.max_tokens for piece in pieces)
+    else:
+        redrawn(shape)
+    if rule.free_tokens is not None and redraw_every < max(piece.max_tokens for piece in pieces):
+        advice = "Free tokens need a sample that lasts."
+        raise fail("redraw_every", f"max_tokens={max(p.max_tokens for p in pieces)}", redraw_every, advice)
     if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
     if rule.fixes_noise and noise_multiplier is not None:
@@ -346,7 +288,7 @@ def plan_generation(
             (
                 label,
                 rule.plan(
-                    shape.sampler(size),
+                    shape.sampler(size, num_batches=shots_per_label),
                     num_rows=shape.num_slots,
                     noise_multiplier=first,
                     adjacency=adjacency,

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan, RowsPlan
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import RowDesign, redrawn
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -30,6 +29,7 @@ from langchain_dpicl.privacy.amounts import check_name, effective_delta
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
 from langchain_dpicl.recommendation import agreement_of
+from langchain_dpicl.row_design import RowDesign, redrawn
 from langchain_dpicl.signal import occupancy
 
 __all__ = [

@@ -5,27 +5,32 @@ Only the curator makes samples: it has burnt the ticket and opened the pool befo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import FullBackend
 from langchain_dpicl.backends.full_rows import PublicSide
 from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, summed
+from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index, summed
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy.examples import Pool
 from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.sampling import AllocatedSlots
+
+_NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 
 T = TypeVar("T")
 Record: TypeAlias = Mapping[str, str]
 Rendered: TypeAlias = tuple[T | None, ...]
 """What each row is asked; None: the row could not be rendered and abstains."""
-Renders: TypeAlias = Callable[[Callable[[Sequence[Record]], T]], Rendered[T]]
+Renders: TypeAlias = Callable[..., Rendered[T]]
+"""Renders the rows of a sample, or of the batch of a deal that is named after the renderer."""
 
 
 class SecretSample:
@@ -48,6 +53,7 @@ class SecretSample:
         self.plan = plan
         self.left = length
         self.answers_left = length if answers is None else answers
+        self._batches: dict[int, int] = {}
         self._render: Renders[Any] | None = drawn(pool, plan)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -91,13 +97,56 @@ class SecretSample:
             self.left += 1
             self.answers_left += 1
 
+    @contextlib.contextmanager
+    def batch(
+        self, index: int, *, render: Callable[[Sequence[Record]], str], choose: Choose, length: int, **options: Any
+    ) -> Iterator[Block]:
+        """Opens up to `length` releases on one batch of a deal; all of a batch together are the sample's length.
+
+        Args:
+          index: which batch, public; the plan's sampler is `AllocatedSlots`.
+          render: turns one row's records into its prompt; no records give the public prompt.
+          choose: reads an index off a noised vector.
+          length: releases.
+          options: `backend` and `prefix`, as for `curator.open_block`.
+
+        Raises:
+          PrivacyBudgetError: nothing is left of what the ticket paid for on this batch.
+          LedgerError: this is a forked copy.
+          ModelCallError: the block could not be opened.
+        """
+        if not isinstance(self.plan.sampler, AllocatedSlots):
+            raise PrivacyBudgetError(
+                "sample: expected a deal of batches, found one sample. Declare sampling='disjoint'."
+            )
+        self._check_home()
+        with self._lock:
+            left = self._batches.get(index, self.left)
+            render_rows, taken = self._render, min(length, left)
+            if render_rows is None or taken <= 0:
+                raise PrivacyBudgetError(_NONE_LEFT)
+            self._batches[index] = left - taken
+        side = _public_side(options["backend"], render, self.plan.sampler.num_slots, taken)
+        block = guarded(
+            lambda: Block(render_rows(render, index), plan=self.plan, release=None, length=taken, side=side, **options)
+        )
+        if block is None:  # a stop in there would show prompts, and was raised anew without them
+            raise ModelCallError(NOT_COMPUTED)
+        block.release = noisy_index(self.plan, choose)
+        with contextlib.closing(block):
+            try:
+                yield block
+            finally:
+                with self._lock:
+                    self._batches[index] += block.left
+
     def _begin(self) -> Renders[Any]:
         """Takes one release off what is left."""
         self._check_home()
         with self._lock:
-            if self._render is None or min(self.left, self.answers_left) <= 0:
-                msg = "sample: expected a release still paid for, found none left. Declare another component."
-                raise PrivacyBudgetError(msg)
+            spent = self._render is None or min(self.left, self.answers_left) <= 0
+            if self._render is None or spent or isinstance(self.plan.sampler, AllocatedSlots):
+                raise PrivacyBudgetError(_NONE_LEFT)
             self.left -= 1
             self.answers_left -= 1
             return self._render
@@ -132,8 +181,15 @@ def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
     """Draws one secret sample; returns what renders its rows, stopping only for Ctrl-C."""
     # No names for positions or prompts: a stop would show them in the frames.
     render_rows = guarded(lambda: _renders(pool, plan))
-    nothing = (None,) * (plan.sampler.num_rows or 0)
-    return lambda render: (render_rows and guarded(lambda: render_rows(render))) or nothing
+    num_rows = plan.sampler.num_rows or 0
+    if isinstance(plan.sampler, AllocatedSlots):
+        num_rows = plan.sampler.num_slots
+
+    def rendered(render: Callable[[Sequence[Record]], T], batch: int | None = None) -> Rendered[T]:
+        found = render_rows and guarded(lambda: render_rows(render, batch))
+        return found or (None,) * num_rows
+
+    return rendered
 
 
 def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
@@ -147,11 +203,14 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
             records += pool.records(unit)
         return render(records[:shots])
 
-    def every(render: Callable[[Sequence[Record]], T]) -> Rendered[T]:
-        found = guarded(lambda: tuple([rendered(row, render) for row in sample]))
+    def every(render: Callable[[Sequence[Record]], T], batch: int | None = None) -> Rendered[T]:
+        rows = sample
+        if batch is not None and isinstance(plan.sampler, AllocatedSlots):
+            rows = plan.sampler.batch(sample, batch)
+        found = guarded(lambda: tuple([rendered(row, render) for row in rows]))
         if found is not None:
             return found
-        return tuple(guarded(lambda row=row: rendered(row, render)) for row in sample)  # type: ignore[misc]
+        return tuple(guarded(lambda row=row: rendered(row, render)) for row in rows)  # type: ignore[misc]
 
     return every
 
@@ -164,11 +223,17 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
     Raises:
       ModelCallError: it could not be opened.
     """
-    side = None
-    if isinstance(options["backend"], FullBackend):
-        shared = getattr(render, "shared", "")
-        side = PublicSide(render(()), shared, plan.sampler.num_rows, max_new_tokens=options["length"])
+    side = _public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
     block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
     if block is None:  # a stop in there would show prompts, and was raised anew without them
         raise ModelCallError(NOT_COMPUTED)
     return block
+
+
+def _public_side(
+    backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
+) -> PublicSide | None:
+    """Returns what an engine that carries the public prompt is told of it; None for the others."""
+    if not isinstance(backend, FullBackend):
+        return None
+    return PublicSide(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)

@@ -18,15 +18,17 @@ from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.blocks import Block
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import open_block
+from langchain_dpicl.deals import Deals
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
 from langchain_dpicl.grammars import Grammar
-from langchain_dpicl.planning import GenerationPlan, RowDesign, Segment, plan_generation, template_name
+from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin
 from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
@@ -53,7 +55,8 @@ class DemonstrationSynthesizer:
         self._share = share
         self.plan = plan
         self._lock = threading.Lock()
-        self._drafts = [Draft(label) for _ in range(plan.shots_per_label) for label, _ in plan.branches]
+        self._drafts = [Draft(label, number) for number in range(plan.shots_per_label) for label, _ in plan.branches]
+        self._deals = Deals(private, share, plan) if plan.design.sampling == "disjoint" else None
 
     @classmethod
     @tells_refusals("DemonstrationSynthesizer")
@@ -80,6 +83,8 @@ class DemonstrationSynthesizer:
         clip: float | None = None,
         blend_weight: float | None = None,
         center: str | None = None,
+        free_tokens: float | None = None,
+        private_tokens: int | None = None,
         rows: str | None = None,
         num_slots: int | None = None,
         shots_per_slot: int | None = None,
@@ -122,10 +127,14 @@ class DemonstrationSynthesizer:
             leave. With `temperature` it decides the noise.
           blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
           center: "max" (default) or "none": what is taken off a row's logits ("clip_and_blend").
+          free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
+            and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
+          private_tokens: with `free_tokens`, most private tokens per sample; what follows is public.
           rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", or "fixed" (balanced partition; `replace_one` without labels only).
+          sampling: "poisson", "disjoint" (one secret deal per label: each demonstration reads a batch of its own, for
+            the whole of it), or "fixed" (balanced partition; `replace_one` without labels only).
           overfill: expected units per shot of a slot.
           redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration.
           public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
@@ -149,7 +158,15 @@ class DemonstrationSynthesizer:
         if open_label_key is not None and open_labels is None:
             segments = (Segment("label", max_label_tokens), *segments)
         is_logit = mechanism in LOGIT_MECHANISMS
-        rule = TokenRule(mechanism, clip, temperature if is_logit else None, blend_weight, center)
+        rule = TokenRule(
+            mechanism,
+            clip=clip,
+            temperature=temperature if is_logit else None,
+            blend_weight=blend_weight,
+            center=center,
+            free_tokens=free_tokens,
+            private_tokens=private_tokens,
+        )
         decoding = _decoding(
             mechanism, Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
         )
@@ -313,7 +330,9 @@ class DemonstrationSynthesizer:
                 bar.update()
 
         self._reserve(draft, events)
-        return write_draft(self._script, draft, self._open, tick)
+        yield from write_draft(self._script, draft, self._open, tick)
+        if self._deals is not None and all(other.done for other in self._drafts if other.label == draft.label):
+            self._deals.finish(draft.label)
 
     def _reserve(self, draft: Draft, events: RunEvents) -> None:
         """Reserves every ticket that one demonstration still needs, before its first private call."""
@@ -324,6 +343,9 @@ class DemonstrationSynthesizer:
                 number: [Held(length, count) for length, count in plan.blocks(segment.max_tokens)]
                 for number, segment in enumerate(segments)
             }
+        if self._deals is not None:
+            events.tickets += self._deals.reserve(draft.label)
+            return
         for number, tickets in draft.tickets.items():
             for held in tickets:
                 if held.owed and held.reservation is None:
@@ -335,6 +357,16 @@ class DemonstrationSynthesizer:
     def _open(
         self, draft: Draft, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
     ) -> AbstractContextManager[Block]:
+        if self._deals is not None:
+            return self._deals.open(
+                draft.label,
+                draft.number,
+                length=length,
+                backend=self._script.backend,
+                render=self._script.wording.renderer(name, known),
+                choose=self._script.decoding.choose,
+                prefix=tuple(draft.tokens),
+            )
         if ticket is None:
             raise fail("ticket", "a reservation", ticket)
         return open_block(

@@ -7,13 +7,16 @@ by which one row moves the score, so of clip, temperature and noise two decide t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
 from langchain_dpicl.privacy.aggregation import Aggregation, ClippedDifferenceMean, ClippedLogitMean, ProbabilitySum
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, GumbelMechanism, mechanism_by_name
-from langchain_dpicl.privacy.plans import ReleasePlan, Sampler
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import Sampler
+from langchain_dpicl.privacy.sparse import SparseVectorTest
 
 LOGIT_MECHANISMS: tuple[str, ...] = ("recentered_clip", "difference_clip", "clip_and_blend")
 """Mechanisms on clipped logits, which need a model that shows its whole vocabulary."""
@@ -21,6 +24,8 @@ TOKEN_MECHANISMS: tuple[str, ...] = (*MECHANISMS, *LOGIT_MECHANISMS)
 """Every mechanism that releases tokens, the default first."""
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_BLEND_WEIGHT = 0.5
+TEST_SHARE = 0.25
+"""What a run of the test for free tokens costs, over what the private token costs that ends it (both in zCDP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class TokenRule:
       temperature: of the released token's softmax; None: 1, or what clip and noise make of it where a clip is given.
       blend_weight: share of the private rows in the score, for "clip_and_blend"; None: one half.
       center: what is taken off a row before it is clipped: "max" or "none" for "clip_and_blend"; fixed for the others.
+      free_tokens: share of the rows in (0, 1): where the total variation between the mean of the rows' next-token
+        distributions and the public one is (noisily) below it, the token is drawn from the public one and costs
+        nothing. None: every token is private.
+      private_tokens: with `free_tokens`, how many tokens of a sample may be private; the rest is public.
 
     Raises:
       ConfigurationError: a parameter out of range, or of another mechanism.
@@ -45,10 +54,13 @@ class TokenRule:
     temperature: float | None = None
     blend_weight: float | None = None
     center: str | None = None
+    free_tokens: float | None = None
+    private_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("mechanism", self.mechanism, TOKEN_MECHANISMS)
         given = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
+        given |= {"free_tokens": self.free_tokens, "private_tokens": self.private_tokens}
         if not self.is_logit:
             given["temperature"] = self.temperature
             _refuse(given, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
@@ -64,6 +76,11 @@ class TokenRule:
             check_real("blend_weight", self.blend_weight, low=0.0, high=1.0, low_open=True)
         if self.center is not None:
             check_choice("center", self.center, ("max", "none"))
+        if (self.free_tokens is None) != (self.private_tokens is None):
+            raise fail("free_tokens, private_tokens", "both or neither", (self.free_tokens, self.private_tokens))
+        if self.free_tokens is not None:
+            check_real("free_tokens", self.free_tokens, low=0.0, high=1.0, low_open=True, high_open=True)
+            check_int("private_tokens", self.private_tokens, low=1)
 
     @property
     def is_logit(self) -> bool:
@@ -108,8 +125,20 @@ class TokenRule:
         if clip is None:
             clip = min(1e6, max(1e-6, (self.temperature or DEFAULT_TEMPERATURE) / (unit * noise_multiplier)))
         return ReleasePlan(
-            sampler, self._aggregation(clip, num_rows), GumbelMechanism(noise_multiplier), adjacency, redraw_every
+            sampler,
+            self._aggregation(clip, num_rows),
+            GumbelMechanism(noise_multiplier),
+            adjacency,
+            redraw_every,
+            test=self._test(noise_multiplier),
+            private_releases=self.private_tokens or 0,
         )
+
+    def _test(self, noise_multiplier: float) -> SparseVectorTest | None:
+        """Returns the test whose run costs `TEST_SHARE` of a private token: 2 / n^2 against (1 / noise)^2 / 8."""
+        if self.free_tokens is None:
+            return None
+        return SparseVectorTest(self.free_tokens, min(1e12, 4.0 * noise_multiplier / math.sqrt(TEST_SHARE)))
 
     def _range_of(self, clip: float, sampler: Sampler, num_rows: int, adjacency: Adjacency) -> float:
         bound = self._aggregation(clip, num_rows).sensitivity(row_shape=sampler.row_shape, adjacency=adjacency)

@@ -27,7 +27,7 @@ from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.planning import Cost, RowDesign
+from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -36,6 +36,7 @@ from langchain_dpicl.privacy.mechanisms import mechanism_by_name
 from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, VotingResult
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.tenants import Tenants
 

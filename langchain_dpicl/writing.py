@@ -49,9 +49,10 @@ class Held:
 
 @dataclass(slots=True)
 class Draft:
-    """One demonstration in the making; everything in it is released or public."""
+    """One demonstration in the making, the `number`-th of its label; everything in it is released or public."""
 
     label: str | None
+    number: int = 0
     values: dict[str, str] = field(default_factory=dict)
     tokens: list[Token] = field(default_factory=list)
     segment: int = 0
@@ -227,7 +228,7 @@ def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[],
                 for _ in range(length):
                     if domain is None:
                         domain = yield from writer.domain(block)
-                    if writer.has_ended():
+                    if writer.has_ended() or not block.left:
                         break
                     writer.write(domain.token((yield from block.next_index(domain))), block)
                     domain = None

@@ -29,9 +29,9 @@ from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
 from langchain_dpicl.privacy.joint import JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
 from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.sampling import Sampler
+from langchain_dpicl.privacy.sparse import SparseVectorTest
 
-Sampler: TypeAlias = PoissonSlots | PoissonUnits | BalancedSlots | PartitionedSlots
 Mechanism: TypeAlias = (
     GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism | ConfidentGNMaxMechanism
 )
@@ -60,6 +60,9 @@ class ReleasePlan:
       adjacency: the neighbouring relation all of it is stated under.
       redraw_every: releases per secret sample (c), public.
       constants: public scores of further candidates, which no row moves ("abstain"); rounded to multiples of 2^-32.
+      test: asks before every release whether the rows are far from the public distribution; where they are not, what
+        leaves is public. Only for sums that the public logits belong to.
+      private_releases: with `test`, how many releases of a block may come from the rows; what follows is public.
 
     Raises:
       ConfigurationError: parts that do not fit together, or a constant that is not finite or beyond 2^20.
@@ -71,6 +74,8 @@ class ReleasePlan:
     adjacency: Adjacency
     redraw_every: int = 1
     constants: tuple[float, ...] = ()
+    test: SparseVectorTest | None = None
+    private_releases: int = 0
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
@@ -93,6 +98,11 @@ class ReleasePlan:
         object.__setattr__(self, "constants", self._checked_constants())
         if isinstance(self.mechanism, ConfidentGNMaxMechanism):
             self._check_threshold()
+        check_int("private_releases", self.private_releases, low=0 if self.test is None else 1)
+        if self.test is None and self.private_releases:
+            raise fail("private_releases", "0 without a test", self.private_releases)
+        if self.test is not None and not self.aggregation.needs_public:
+            raise fail("test", "none beside a sum that no public logits belong to", self.aggregation.name)
 
     def _check_threshold(self) -> None:
         """Refuses sums whose largest coordinate is no count of agreement."""
@@ -161,6 +171,11 @@ class ReleasePlan:
         if isinstance(self.mechanism, ConfidentGNMaxMechanism):
             inside = self.mechanism.event_of(length, length if answers is None else answers)
             return _block_event(inside, self.sampler, 1)
+        if self.test is not None:
+            # A run of the test goes with every private release; after the last of them nothing private is read.
+            runs = min(length, self.private_releases)
+            each = (RepeatedEvent(self.test.event, runs), RepeatedEvent(self.mechanism.event, runs))
+            return _block_event(ComposedEvent(each), self.sampler, 1)
         if answers is not None:
             raise fail("answers", f"None: {self.mechanism.name} answers every time", answers)
         return _block_event(self.mechanism.event, self.sampler, length)
@@ -179,7 +194,8 @@ class ReleasePlan:
     def implementation_delta(self, num_releases: int, *, width: int) -> float:
         """Returns the declared gap between ideal and drawn coins over `num_releases` of `width` candidates."""
         sampling = SecureRandom.implementation_delta("binomial")
-        return num_releases * (self.mechanism.implementation_delta(width) + sampling)
+        tests = 0.0 if self.test is None else self.test.implementation_delta(1)
+        return num_releases * (self.mechanism.implementation_delta(width) + sampling + tests)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for plans and reports."""
@@ -191,4 +207,5 @@ class ReleasePlan:
             "redraw_every": self.redraw_every,
             "sensitivity": dataclasses.asdict(self.sensitivity),
             **({"constants": list(self.constants)} if self.constants else {}),
+            **({} if self.test is None else {"test": self.test.to_dict(), "private_releases": self.private_releases}),
         }

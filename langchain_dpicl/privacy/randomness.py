@@ -26,7 +26,7 @@ from langchain_dpicl.privacy.bounded import Floats
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Noise: TypeAlias = Literal["gumbel", "exponential", "gaussian"]
-Coins: TypeAlias = Literal["bernoulli", "integers", "permutation", "choice", "binomial", "weighted_choice"]
+Coins: TypeAlias = Literal["bernoulli", "integers", "permutation", "choice", "binomial", "weighted_choice", "geometric"]
 # (fixed part, part per draw) of what a release may add to delta; proved in docs/proofs/randomness.md, section 4.
 _DELTAS: Final[dict[str, tuple[float, float]]] = {
     "gumbel": (2.0**-41, 2.0**-62),
@@ -130,8 +130,8 @@ class SecureRandom:
     Formal guarantees:
       - No state: two calls never share entropy, in one process or across forks, copies and pickles.
       - For ideal coins `uniform` is an ideal uniform rounded down to float64; `bernoulli`, `integers`, `permutation`,
-        `choice_without_replacement` and `integer_below` are exact; `binomial` and `weighted_choice` are within 2^-140
-        of exact in total variation.
+        `choice_without_replacement`, `integer_below` and `geometric` are exact; `binomial` and `weighted_choice` are
+        within 2^-140 of exact in total variation.
       - An index chosen as the argmax of scores plus n noise draws keeps every (epsilon, delta) of the ideal one with
         epsilon <= 32, at delta + `implementation_delta(kind, n)`.
       - `gaussian_draws` let a mechanism round a noisy vector to a grid as real arithmetic would: whatever is made of
@@ -234,6 +234,32 @@ class SecureRandom:
             if drawn < high:
                 return drawn
 
+    def geometric(self, scale: int) -> int:
+        """Returns x >= 0 with P[result >= x] = exp(-x / scale), exactly: exponential noise on whole numbers.
+
+        The rest of x modulo `scale` is drawn by rejection, the multiple of it by coins of exp(-1).
+
+        Source: Canonne, Kamath and Steinke (2020), The Discrete Gaussian for Differential Privacy, section 5.1.
+        """
+        check_int("scale", scale, low=1)
+        rest = self.integer_below(scale)
+        while not self._decays(rest, scale):
+            rest = self.integer_below(scale)
+        multiple = 0
+        while self._decays(1, 1):
+            multiple += 1
+        return rest + scale * multiple
+
+    def _decays(self, part: int, whole: int) -> bool:
+        """Returns True with probability exp(-part / whole), exactly, for 0 <= part <= whole.
+
+        With x = part / whole, the k-th coin is first to fail with probability x^(k-1)/(k-1)! - x^k/k!; odd k add up.
+        """
+        k = 1
+        while self.integer_below(whole * k) < part:
+            k += 1
+        return k % 2 == 1
+
     def _level(self) -> Decimal:
         """Returns a uniform multiple of 2^-192 in [0, 1), to 60 digits."""
         coins = int.from_bytes(self.entropy(_LEVEL_BYTES), "big")
@@ -275,8 +301,8 @@ class SecureRandom:
         assumed.
 
         Args:
-          kind: "gumbel", "exponential", "gaussian", "bernoulli", "integers", "permutation", "choice", "binomial"
-            or "weighted_choice".
+          kind: "gumbel", "exponential", "gaussian", "bernoulli", "integers", "permutation", "choice", "binomial",
+            "weighted_choice" or "geometric".
           n: number of draws, public.
 
         Raises:

@@ -1,0 +1,58 @@
+"""One ticket, one secret deal and many demonstrations per label. Knows no wording and reads no record itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from langchain_dpicl.blocks import Block
+from langchain_dpicl.curator import open_sample
+from langchain_dpicl.exceptions import PrivacyBudgetError
+from langchain_dpicl.planning import GenerationPlan, deal_name
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Reservation, Share
+from langchain_dpicl.samples import SecretSample
+
+
+class Deals:
+    """The deals of a generation on disjoint batches: demonstration b of a label reads batch b of the label's deal.
+
+    Formal guarantees:
+      - A label's units are dealt once, when its first demonstration begins, after its one ticket burnt; no batch
+        releases more than the ticket paid for, over all attempts and resumed runs together.
+      - The ticket is committed when the last demonstration of the label is written; it stays spent whatever happens.
+    """
+
+    def __init__(self, private: PrivateExamples, share: Share, plan: GenerationPlan) -> None:
+        self._private = private
+        self._share = share
+        self._plan = plan
+        self._reserved: dict[str | None, Reservation] = {}
+        self._dealt: dict[str | None, SecretSample] = {}
+
+    def reserve(self, label: str | None) -> int:
+        """Reserves a label's ticket unless it is; returns how many tickets that took."""
+        if label in self._reserved:
+            return 0
+        self._reserved[label] = self._share.reserve(deal_name(self._plan.shots_per_label), label=label, count=1)
+        return 1
+
+    def open(self, label: str | None, number: int, **options: Any) -> AbstractContextManager[Block]:
+        """Opens a block on the batch of a label's demonstration; see `SecretSample.batch`."""
+        if label not in self._reserved:
+            raise PrivacyBudgetError("deal: expected a reserved ticket, found none. Call run() of the synthesizer.")
+        if label not in self._dealt:
+            length = sum(segment.max_tokens for segment in self._plan.segments)
+            self._dealt[label] = open_sample(
+                self._private, self._reserved[label], plan=dict(self._plan.branches)[label], length=length
+            )
+        return self._dealt[label].batch(number, **options)
+
+    def finish(self, label: str | None) -> None:
+        """Commits a label's ticket once all its demonstrations are written, and forgets the deal."""
+        if label in self._dealt:
+            self._dealt.pop(label).close()
+            self._reserved[label].commit()
+
+    def __repr__(self) -> str:
+        return "Deals(<private>)"
