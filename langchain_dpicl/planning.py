@@ -189,9 +189,16 @@ class GenerationPlan:
 
     def _logit_numbers(self) -> dict[str, Any]:
         """Returns what the logit mechanisms have beside their noise."""
+        if not self.rule.is_logit:
+            return {}
         numbers = self.release.aggregation.to_dict()
         shown: dict[str, Any] = {k: v for k, v in numbers.items() if k in {"clip", "blend_weight", "center"}}
-        return {**shown, "temperature": temperature_of(self.release)} if self.rule.is_logit else {}
+        shown["temperature"] = temperature_of(self.release)
+        if self.release.test is not None:
+            shown["free_tokens"] = self.release.test.threshold
+            shown["private_tokens"] = self.release.private_releases
+            shown["test_noise_multiplier"] = self.release.test.noise_multiplier
+        return shown
 
 
 @dataclass(frozen=True, slots=True)
