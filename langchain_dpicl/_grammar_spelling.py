@@ -113,8 +113,8 @@ class Parse:
     def _check(self) -> None:
         if self._core.is_error():
             raise ConfigurationError(
-                "expected a text that the grammar's parser can follow, found "
-                f"{_first_line(self._core.get_error())}; simplify the grammar"
+                "expected a grammar that some text follows, within the limits of its parser, found "
+                f"{_first_line(self._core.get_error())}; correct or simplify the grammar"
             )
 
 

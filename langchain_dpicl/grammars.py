@@ -69,9 +69,7 @@ class Grammar:
         check_choice("kind", self.kind, get_args(Kind))
         if not isinstance(self.source, str) or not self.source:
             raise fail(self.kind, "a text that is not empty", self.source)
-        parse = self.parse(spelling_of(None))
-        if not (parse.accepts or parse.next_bytes.any()):
-            raise fail(self.kind, "a grammar that some text follows", self.source)
+        self.parse(spelling_of(None))  # reads it, and refuses one that no text follows
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
@@ -209,8 +207,14 @@ class Matcher:
         return found
 
     def allowed_of(self, tokens: Sequence[Token]) -> NDArray[np.bool_]:
-        """Returns bool[len(tokens)]: whether each may come next, on any engine that tells a token's bytes."""
-        return np.array([self._may_follow(token) for token in tokens], np.bool_)
+        """Returns bool[len(tokens)]: whether each may come next; agrees with `allowed` where there is a vocabulary."""
+        if self._spelling.columns is None:
+            return np.array([self._may_follow(token) for token in tokens], np.bool_)
+        mask, spelling, backend = self.allowed(), self._spelling, self._backend
+        columns = [spelling.first_column.get(spelling.bytes_of(backend, token), -1) for token in tokens]
+        found = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
+        found[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
+        return found
 
     def restrict(
         self, columns: NDArray[np.int64] | None, scores: NDArray[np.float64], *, least: int = 1
@@ -238,7 +242,7 @@ class Matcher:
         spare = order[(allowed & ~inside & ~is_end)[order]][:missing]
         kept = allowed & (inside | is_end)
         kept[spare] = True
-        return np.asarray(order[kept[order]], np.int64)
+        return order[kept[order]]
 
     def forced(self) -> tuple[Token, ...]:
         """Returns the tokens of the text that is forced here, in one public spelling; empty where there is a choice.
