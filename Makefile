@@ -9,13 +9,15 @@ VOTING_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.js
 # What bench-pate reads: the data sets of Duan et al., and for two of them public inputs of another data set.
 PATE_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp_questions.jsonl.gz
+# What bench-mechanisms reads.
+MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 # The vault is covered by its own tests: tracing all the others would nearly double their time.
 VAULT_TESTS = tests/unit_tests/privacy
 
-.PHONY: demo test check-source check-wheel lint leaks cassettes server-demo bench-trec bench-voting bench-pate model clean
+.PHONY: demo test check-source check-wheel lint leaks cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local model clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -59,6 +61,9 @@ bench-voting: .venv/.ready  ## private votes per query: accuracy, noise, speed (
 
 bench-pate: .venv/.ready  ## PromptPATE: honest epsilons, students against zero-shot and the best private prompt (or ARGS="--data FILE --public FILE", ARGS=--full)
 	.venv/bin/python benchmarks/bench_pate.py $(if $(filter file,$(origin DATA)),--data $(PATE_DATA) --public $(PATE_PUBLIC),--data $(DATA)) $(ARGS)
+
+bench-mechanisms: .venv/.ready  ## mechanisms of generation at equal epsilon on TREC and AGNews: accuracy, distance of the text (or ARGS)
+	.venv/bin/python benchmarks/bench_mechanisms.py --data $(if $(filter file,$(origin DATA)),$(MECHANISM_DATA),$(DATA)) --words $(WORDS) $(ARGS)
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data

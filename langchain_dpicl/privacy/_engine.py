@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from langchain_dpicl.privacy import _allocation
 from langchain_dpicl.privacy import _profiles as profiles
 from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, Steps, compose
 from langchain_dpicl.privacy._profiles import FloatArray, Profile
@@ -34,6 +35,7 @@ def steps(terms: Terms, adjacency: Adjacency) -> tuple[tuple[Profile, int], ...]
     if terms.ranges or terms.rho > 0:
         found.append((_range_block(terms), 1))
     found.extend((_sampled_step(base, rate, adjacency), count) for base, rate, count in terms.sampled)
+    found.extend((allocated_step(*deal, adjacency), count) for *deal, count in terms.allocated)
     return tuple(found)
 
 
@@ -62,10 +64,24 @@ def _range_block(terms: Terms) -> Profile:
 @lru_cache(maxsize=256)
 def _sampled_step(base: Terms, rate: float, adjacency: Adjacency) -> Profile:
     """One release, or a block of them, on one secret sample: composed inside, amplified once."""
-    inside = steps(base, adjacency)
-    is_one = len(inside) == 1 and inside[0][1] == 1
-    profile = inside[0][0] if is_one else _tabulated(compose(inside, is_coarse=False))
+    profile = as_one(base, adjacency)
     return profiles.symmetrised(profile, rate) if adjacency == "replace_one" else profiles.amplified(profile, rate)
+
+
+@lru_cache(maxsize=256)
+def allocated_step(base: Terms, num_batches: int, rate: float, adjacency: Adjacency) -> Profile:
+    """All releases on one secret deal: composed inside a batch, allocated, and sampled on top."""
+    if adjacency == "replace_one":  # `readings` does not ask for it; no theorem, so one batch's price
+        return profiles.symmetrised(as_one(base, adjacency), rate)
+    profile = _allocation.allocated(as_one(base, adjacency), num_batches)
+    return profile if rate == 1.0 else profiles.amplified(profile, rate)
+
+
+def as_one(terms: Terms, adjacency: Adjacency) -> Profile:
+    """One profile of a whole composition, against every strategy."""
+    inside = steps(terms, adjacency)
+    is_one = len(inside) == 1 and inside[0][1] == 1
+    return inside[0][0] if is_one else _tabulated(compose(inside, is_coarse=False))
 
 
 def _tabulated(bound: GridBound) -> Profile:
@@ -93,12 +109,14 @@ def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
 def bounds(terms: Terms, adjacency: Adjacency, *, is_coarse: bool) -> tuple[Bound, ...]:
     """All bounds we can prove for a composition that is private and not empty; the least of them is its price."""
     inside = steps(terms, adjacency)
-    found: list[Bound] = [] if terms.sampled else _closed_forms(terms)
+    found: list[Bound] = [] if terms.sampled or terms.allocated else _closed_forms(terms)
     if len(inside) > 1 or inside[0][1] > 1:
         found.append(compose(inside, is_coarse=is_coarse))
         found.extend(_sum_of_pure(inside))
     elif terms.sampled:
         found.append(CurveBound("one sampled release, closed form", inside[0][0]))
+    elif terms.allocated:
+        found.append(CurveBound("random allocation", inside[0][0]))
     elif terms.ranges:
         found.append(CurveBound("bounded-range block", inside[0][0]))
     return tuple(found)

@@ -49,7 +49,7 @@ class Opinion:
 
 def prv_parts(terms: Terms, adjacency: Adjacency) -> list[tuple[float, float, int]] | None:
     """(noise multiplier, rate, count) of a composition that prv-accountant knows a theorem for, else None."""
-    if terms.pure or terms.ranges or terms.rho > 0 or (terms.sampled and adjacency != "add_remove"):
+    if terms.pure or terms.ranges or terms.rho > 0 or terms.allocated or (terms.sampled and adjacency != "add_remove"):
         return None
     if any(base != Terms(mu_squared=base.mu_squared) for base, _, _ in terms.sampled):
         return None

@@ -5,6 +5,7 @@ Two events that mean the same are the same `Terms`, so counts add up and the ord
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -15,6 +16,7 @@ from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.events import (
     EVENT_TYPES,
+    AllocatedEvent,
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -43,6 +45,7 @@ class Terms:
       ranges: (bound, count) of the unsampled bounded-range steps.
       rho: all unsampled zCDP steps together.
       sampled: (what is done on one secret sample, its rate, count).
+      allocated: (what is done on each batch, batches, rate, count).
       is_private: False if anything was released without protection.
     """
 
@@ -51,6 +54,7 @@ class Terms:
     ranges: tuple[tuple[float, int], ...] = ()
     rho: float = 0.0
     sampled: tuple[tuple[Terms, float, int], ...] = ()
+    allocated: tuple[tuple[Terms, int, float, int], ...] = ()
     is_private: bool = True
 
     @property
@@ -79,6 +83,7 @@ class _Tally:
         self.ranges: Counter[float] = Counter()
         self.rho: Counter[float] = Counter()
         self.sampled: Counter[tuple[Terms, float]] = Counter()
+        self.allocated: Counter[tuple[Terms, int, float]] = Counter()
         self.is_private = True
 
     def add(self, event: Event, count: int) -> None:
@@ -96,6 +101,8 @@ class _Tally:
                     self.add(part, count)
             case SubsampledEvent():
                 self._add_sampled(event, count)
+            case AllocatedEvent():
+                self._add_allocated(event, count)
             case NonPrivateEvent():
                 self.is_private = False
             case _:
@@ -128,6 +135,15 @@ class _Tally:
         if not base.is_empty:
             self.sampled[base, float(event.sampling_rate)] += count
 
+    def _add_allocated(self, event: AllocatedEvent, count: int) -> None:
+        if event.num_batches == 1:
+            self.add(one_batch(event), count)
+            return
+        base = normal_form(event.event)
+        self.is_private = self.is_private and base.is_bounded
+        if not base.is_empty:
+            self.allocated[base, event.num_batches, float(event.sampling_rate)] += count
+
     def terms(self) -> Terms:
         """The normal form of everything added."""
         return Terms(
@@ -136,6 +152,7 @@ class _Tally:
             ranges=tuple(sorted((value, count) for value, count in self.ranges.items() if count)),
             rho=math.fsum(value * count for value, count in self.rho.items()),
             sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
+            allocated=tuple(sorted((*deal, count) for deal, count in self.allocated.items() if count)),
             is_private=self.is_private,
         )
 
@@ -156,6 +173,36 @@ def normal_form(event: Event) -> Terms:
     return tally.terms()
 
 
+def one_batch(event: AllocatedEvent) -> Event:
+    """What one batch of a deal costs: parallel composition, as a unit stands in one batch at most."""
+    return SubsampledEvent(event.event, event.sampling_rate)
+
+
+def readings(event: Event, adjacency: Adjacency) -> tuple[Event, ...]:
+    """Events each of which bounds `event`: itself, and every deal read as parallel composition.
+
+    Under `replace_one` the second only: there is no theorem for a unit that is replaced inside a secret batch.
+    """
+    if not any(_deals(event)):
+        return (event,)
+    in_parallel = _rewritten(event, {}, is_parallel=True)
+    return (in_parallel,) if adjacency == "replace_one" else (event, in_parallel)
+
+
+def _deals(event: Event) -> Iterator[AllocatedEvent]:
+    match event:
+        case AllocatedEvent():
+            yield event
+        case RepeatedEvent() | SubsampledEvent():
+            yield from _deals(event.event)
+        case ComposedEvent():
+            for part in event.events:
+                yield from _deals(part)
+        case ParallelEvent():
+            for _, branch in event.branches:
+                yield from _deals(branch)
+
+
 def worlds(event: Event, adjacency: Adjacency) -> tuple[Terms, ...]:
     """The normal forms of all places a unit may have: the price of the event is the largest of theirs.
 
@@ -173,7 +220,7 @@ def worlds(event: Event, adjacency: Adjacency) -> tuple[Terms, ...]:
             "Use the same noise for all labels, or fewer partitions."
         )
     return tuple(
-        {normal_form(_placed(event, dict(itertools.chain(*combo)))): None for combo in itertools.product(*places)}
+        {normal_form(_rewritten(event, dict(itertools.chain(*combo)))): None for combo in itertools.product(*places)}
     )
 
 
@@ -190,7 +237,7 @@ def _parallels(event: Event) -> Iterator[ParallelEvent]:
                         "ParallelEvent: expected branches without further ParallelEvents, found a nested one. "
                         "Split by the combined label instead."
                     )
-        case RepeatedEvent() | SubsampledEvent():
+        case RepeatedEvent() | SubsampledEvent() | AllocatedEvent():
             yield from _parallels(event.event)
         case ComposedEvent():
             for part in event.events:
@@ -229,6 +276,9 @@ def dominates(large: Event, small: Event) -> bool:
             return large.count >= small.count and dominates(large.event, small.event)
         case (SubsampledEvent(), SubsampledEvent()):
             return large.sampling_rate >= small.sampling_rate and dominates(large.event, small.event)
+        case (AllocatedEvent(), AllocatedEvent()):  # more batches hide a unit better
+            is_wider = large.num_batches <= small.num_batches and large.sampling_rate >= small.sampling_rate
+            return is_wider and dominates(large.event, small.event)
         case (ComposedEvent(), ComposedEvent()):
             return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
         case _:
@@ -250,15 +300,21 @@ def _weight(event: Event) -> float:
             return math.nan
 
 
-def _placed(event: Event, place: dict[ParallelEvent, Event]) -> Event:
+def _rewritten(event: Event, place: dict[ParallelEvent, Event], *, is_parallel: bool = False) -> Event:
+    """The event with every split where a unit has its place in it, and, if asked, every deal as one batch."""
+
+    def again(part: Event) -> Event:
+        return _rewritten(part, place, is_parallel=is_parallel)
+
     match event:
-        case ParallelEvent():
+        case ParallelEvent() if event in place:
             return place[event]
-        case RepeatedEvent():
-            return RepeatedEvent(_placed(event.event, place), event.count)
-        case SubsampledEvent():
-            return SubsampledEvent(_placed(event.event, place), event.sampling_rate)
+        case ParallelEvent():
+            return ParallelEvent(event.partition, tuple((label, again(branch)) for label, branch in event.branches))
+        case AllocatedEvent() if is_parallel:
+            return again(one_batch(event))
+        case RepeatedEvent() | SubsampledEvent() | AllocatedEvent():
+            return dataclasses.replace(event, event=again(event.event))
         case ComposedEvent():
-            return ComposedEvent(tuple(_placed(part, place) for part in event.events))
-        case _:
-            return event
+            return ComposedEvent(tuple(map(again, event.events)))
+    return event

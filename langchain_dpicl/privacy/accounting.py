@@ -15,10 +15,10 @@ from functools import lru_cache
 import numpy as np
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError, ConfigurationError
-from langchain_dpicl.privacy import _engine, _opinions, _profiles, _search
+from langchain_dpicl.privacy import _allocation_opinion, _engine, _opinions, _profiles, _search
 from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound
 from langchain_dpicl.privacy._opinions import Opinion
-from langchain_dpicl.privacy._terms import Terms, check_event, worlds
+from langchain_dpicl.privacy._terms import Terms, check_event, readings, worlds
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -127,14 +127,19 @@ def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> 
     """Bounds delta at a given epsilon >= 0, rounded up and never above 1. See `epsilon_bound`."""
     check_event(event)
     check_real("epsilon", epsilon, low=0.0)
+    check_adjacency(adjacency)
+    return min(1.0, _up(min(_largest_delta(reading, epsilon, adjacency) for reading in readings(event, adjacency))))
+
+
+def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     largest = 0.0
-    for terms in worlds(event, check_adjacency(adjacency)):
+    for terms in worlds(event, adjacency):
         if not terms.is_bounded:
             return 1.0
         if not terms.is_empty:
             found = _engine.bounds(terms, adjacency, is_coarse=False)
             largest = max(largest, min(bound.delta(epsilon) for bound in found))
-    return min(1.0, _up(largest))
+    return largest
 
 
 # --- pricing ------------------------------------------------------------------------------------------------------
@@ -147,6 +152,12 @@ def _priced(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool
 
 @lru_cache(maxsize=1024)
 def _remembered(event: Event, delta: float, adjacency: Adjacency, is_coarse: bool) -> _Price:
+    """The least price of all that bound the event."""
+    prices = [_price_in(reading, delta, adjacency, is_coarse=is_coarse) for reading in readings(event, adjacency)]
+    return min(prices, key=lambda price: price.epsilon)
+
+
+def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> _Price:
     """The price of the costliest world; cheap coarse prices, which are bounds too, spare most fine ones."""
     everywhere = worlds(event, adjacency)
     if len(everywhere) == 1 or is_coarse:
@@ -214,7 +225,24 @@ def _ask_all(price: _Price, *, delta: float, adjacency: Adjacency) -> Iterator[O
         yield "prv-accountant: no theorem for these steps, or unsound on them"
     if terms.ranges and terms == Terms(ranges=terms.ranges):
         yield _agreeing(_opinions.attack_opinion(terms.ranges, delta=delta), price.epsilon, 0.0)
+    yield from _allocation_opinions(terms, delta=delta, adjacency=adjacency)
     yield _own_transform(price, delta=delta, adjacency=adjacency)
+
+
+def _allocation_opinions(terms: Terms, *, delta: float, adjacency: Adjacency) -> Iterator[Opinion | str]:
+    """Recomputes every deal by itself, in both orders; what one of them costs, all together cost."""
+    for base, num_batches, rate, _ in terms.allocated:
+        step = _engine.allocated_step(base, num_batches, rate, adjacency)
+        batch = _engine.as_one(base, adjacency)
+        is_all = terms == Terms(allocated=((base, num_batches, rate, 1),))
+        for is_added, value in enumerate(CurveBound("random allocation", step).epsilons(delta)):
+            answer = _allocation_opinion.allocation_opinion(
+                batch, num_batches, rate, delta=delta, is_added=bool(is_added)
+            )
+            answer = _agreeing(answer, value, 0.0)
+            if isinstance(answer, Opinion):
+                answer = Opinion(answer.name, answer.lower, answer.upper if is_all else math.inf)
+            yield answer
 
 
 def _own_transform(price: _Price, *, delta: float, adjacency: Adjacency) -> Opinion | str:

@@ -15,6 +15,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from langchain_dpicl.exceptions import UnknownEventError
 
+MAX_BATCHES = 100_000
+"""Batches of one deal, at most: what the accountant can add up."""
+
 
 def _require(condition: bool, event: str, expected: str, found: object) -> None:
     if not condition:
@@ -134,6 +137,28 @@ class SubsampledEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class AllocatedEvent:
+    """`event` on each of `num_batches` batches of one secret deal; a unit stands in one of them at most.
+
+    Each unit joins with probability `sampling_rate` and then stands in a uniformly random batch, by its own secret
+    coins, which serve every release on the deal and no other. `event` is everything that one batch releases.
+    """
+
+    event: Event
+    num_batches: int
+    sampling_rate: float
+    kind: ClassVar[str] = "allocated"
+
+    def __post_init__(self) -> None:
+        count = self.num_batches
+        ok = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_BATCHES
+        _require(ok, "AllocatedEvent", f"an integer num_batches in 1 .. {MAX_BATCHES}", count)
+        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
+        _require(ok, "AllocatedEvent", "0 < sampling_rate <= 1", self.sampling_rate)
+        _require_event("AllocatedEvent", self.event)
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelEvent:
     """Each unit of data set `partition` has one declared label and only that label's branch reads it.
 
@@ -165,6 +190,7 @@ Event: TypeAlias = (
     | RepeatedEvent
     | ComposedEvent
     | SubsampledEvent
+    | AllocatedEvent
     | ParallelEvent
 )
 
@@ -178,6 +204,7 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     RepeatedEvent,
     ComposedEvent,
     SubsampledEvent,
+    AllocatedEvent,
     ParallelEvent,
 )
 _BY_KIND = {cls.kind: cls for cls in EVENT_TYPES}

@@ -29,6 +29,8 @@ _DESIGN = {"num_slots", "shots_per_slot", "sampling", "overfill"}
 # What the report of labels for public inputs shows; `shown_labels` holds all of it against the tickets.
 _LABELLING = {"teachers", "max_queries", "mechanism"}
 
+_ON_A_SAMPLE = (events.SubsampledEvent, events.AllocatedEvent)
+
 # What a value of another form than ours brings about, wherever it is read.
 UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -84,7 +86,7 @@ def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book
     label, shown = branch.get("label"), component.public
     rate, size = branch.get("sampling_rate"), branch.get("public_size")
     found = [ticket.event for ticket in component.tickets if ticket.label == label]
-    rates = {event.sampling_rate if isinstance(event, events.SubsampledEvent) else 1.0 for event in found}
+    rates = {event.sampling_rate if isinstance(event, _ON_A_SAMPLE) else 1.0 for event in found}
     if rate is not None and not (rates and all(same(rate, one) for one in rates)):
         yield f"shows sampling_rate {rate!r} of label {label!r}, its tickets have {sorted(rates)}"
     declared = book.datasets.get(component.partition or "")
@@ -92,7 +94,8 @@ def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book
         yield f"shows public_size {size!r} of label {label!r}, which no data set of the report declares"
     if rate is not None and size is not None and set(shown) >= _DESIGN:
         overfill = 1 if shown["sampling"] == "fixed" else shown["overfill"]
-        drawn = shown["num_slots"] * shown["shots_per_slot"] * overfill
+        batches = max((event.num_batches for event in found if isinstance(event, events.AllocatedEvent)), default=1)
+        drawn = batches * shown["num_slots"] * shown["shots_per_slot"] * overfill
         if not same(rate, min(1.0, drawn / size)):
             yield f"shows sampling_rate {rate!r} of label {label!r}, its rows and public_size make {drawn / size!r}"
 
@@ -119,9 +122,10 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
 
 
 def _length(ticket: Ticket) -> int:
-    """Returns the releases of one ticket: a block on one secret sample is repeated inside."""
-    inner = ticket.event.event if isinstance(ticket.event, events.SubsampledEvent) else ticket.event
-    return inner.count if isinstance(inner, events.RepeatedEvent) else 1
+    """Returns the releases of one ticket: a block on one secret sample, or on each batch of a deal, is one event."""
+    inner = ticket.event.event if isinstance(ticket.event, _ON_A_SAMPLE) else ticket.event
+    batches = ticket.event.num_batches if isinstance(ticket.event, events.AllocatedEvent) else 1
+    return batches * (inner.count if isinstance(inner, events.RepeatedEvent) else 1)
 
 
 def _noise(event: events.Event) -> float | None:

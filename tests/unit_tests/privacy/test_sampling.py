@@ -299,7 +299,8 @@ def test_no_rate_below_one_is_priced_as_one_or_lower(rate):
 
 
 def test_the_registry_names_each_sampler_once():
-    assert list(SAMPLERS) == ["poisson_slots", "poisson_units", "balanced_slots", "partitioned_slots"]
+    names = ["poisson_slots", "poisson_units", "balanced_slots", "partitioned_slots", "allocated_slots"]
+    assert list(SAMPLERS) == names
 
 
 def test_a_sampler_that_flips_a_coin_per_unit_turns_the_cost_test_red(monkeypatch):
