@@ -36,7 +36,7 @@ def sensitivity_of_one(patch: Patch) -> None:
 
 
 def replaced_charged_as_added(patch: Patch) -> None:
-    patch.setattr(aggregation, "_row_appears", lambda row_shape, adjacency: row_shape == "units")
+    patch.setattr(aggregation, "row_appears", lambda row_shape, adjacency: row_shape == "units")
 
 
 def scaled(factor: float) -> Plant:

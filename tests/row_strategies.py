@@ -38,6 +38,12 @@ def rows(width: int):
     return hnp.arrays(np.float64, width, elements=coordinates)
 
 
+def public_logits(width: int):
+    """Logits of a public prompt as a sound engine returns them: finite but for impossible tokens, any constant."""
+    shapes = hnp.arrays(np.float64, width, elements=st.one_of(st.floats(-60, 20), st.just(-np.inf)))
+    return st.tuples(shapes, st.sampled_from([0.0, -3.25, 17.0, 1e4])).map(sum)
+
+
 def matrices(width: int, *, min_rows: int = 0, max_rows: int = 5):
     """float64[n, width] of any content, n possibly 0."""
     return st.integers(min_rows, max_rows).flatmap(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -10,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
@@ -33,12 +34,15 @@ REPLACED = (
     ([[1e308, 1e308], [1.0, 0.5]], [[0.0, 0.0], [1.0, 0.5]]),
     ([[-1e308, 1e308], [1.0, 0.5]], [[1e308, -1e308], [1.0, 0.5]]),
     ([[50.0, 1.0], [1.0, 0.5]], [[0.1, 0.2], [1.0, 0.5]]),
+    ([[0.0, INF, -INF], [1.0, 0.5, 0.0]], [[0.0, -INF, INF], [1.0, 0.5, 0.0]]),
+    ([[50.0, 0.0], *[[0.1, 0.0]] * 30], [[0.0, 50.0], *[[0.1, 0.0]] * 30]),
 )
 APPEARING = (
     (np.zeros((0, 2)), [[1.0, 1.0]]),
     (np.zeros((0, 2)), [[0.0, 7.0]]),
     (np.zeros((0, 2)), [[-3.0, NAN]]),
     (np.zeros((0, 2)), [[50.0, -50.0]]),
+    (np.zeros((0, 3)), [[0.0, INF, -INF]]),
     ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
     ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]),
     ([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [INF, -INF]]),
@@ -65,6 +69,8 @@ class AggregationContract(ABC):
 
     num_rows: int | None = None
     """Set it where the number of slot rows is part of the aggregation."""
+    takes_public = False
+    """Set it where the logits of the public prompt are added to the rows: all laws then hold for every such vector."""
 
     @abstractmethod
     def make(self):
@@ -82,9 +88,21 @@ class AggregationContract(ABC):
     def extremes(self, row_shape, adjacency):
         """Returns (rows, neighbouring rows, share of each bound they must reach), to show that no bound is slack."""
 
-    def assert_within(self, before, after, row_shape, adjacency):
+    def publics(self, width):
+        """Strategy for keyword arguments that carry a public vector, or none, of this width."""
+        vectors = st.one_of(st.none(), row_strategies.rows(width), row_strategies.public_logits(width))
+        return vectors.map(lambda public: {"public": public}) if self.takes_public else st.just({})
+
+    def awkward_publics(self, width):
+        """A few keyword arguments with public vectors that an engine may come up with."""
+        if not self.takes_public:
+            return [{}]
+        kinds = ([0.0], [3.0, -1.0], [NAN], [NAN, 1.0], [INF, 0.0], [-INF], [1e308, -1e308], [1.0 / 3.0, 0.1])
+        return [{"public": None}, *({"public": np.resize(np.array(kind), width)} for kind in kinds)]
+
+    def assert_within(self, before, after, row_shape, adjacency, **public):
         before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-        how = {"row_shape": row_shape, "adjacency": adjacency, "width": before.shape[1]}
+        how = {"row_shape": row_shape, "adjacency": adjacency, "width": before.shape[1], **public}
         before, after = self.make().bound(before, **how), self.make().bound(after, **how)
         squared, spread, farthest = change(before, after)
         top = abs(Fraction(float(after.value.max())) - Fraction(float(before.value.max())))
@@ -111,21 +129,24 @@ class AggregationContract(ABC):
     @given(data=st.data(), case=st.sampled_from([c for c in CASES if c != ("units", "add_remove")]))
     def test_a_row_that_changes_moves_the_sum_within_the_bound(self, data, case):
         pair = data.draw(row_strategies.replaced_row(num_rows=self.num_rows if case[0] == "slots" else None))
-        self.assert_within(*pair, *case)
+        self.assert_within(*pair, *case, **data.draw(self.publics(pair[0].shape[1])))
 
     @settings(LAW, max_examples=100)
-    @given(pair=row_strategies.appearing_row())
-    def test_a_row_that_appears_or_vanishes_moves_the_sum_within_the_bound(self, pair):
-        self.assert_within(*pair, "units", "add_remove")
-        self.assert_within(*reversed(pair), "units", "add_remove")
+    @given(data=st.data(), pair=row_strategies.appearing_row())
+    def test_a_row_that_appears_or_vanishes_moves_the_sum_within_the_bound(self, data, pair):
+        public = data.draw(self.publics(pair[0].shape[1]))
+        self.assert_within(*pair, "units", "add_remove", **public)
+        self.assert_within(*reversed(pair), "units", "add_remove", **public)
 
     def test_adversarial_neighbours_stay_within_the_bound(self):
         for before, after in REPLACED:
-            self.assert_within(before, after, "units", "replace_one")
-            if self.num_rows in {None, len(before)}:
-                self.assert_within(before, after, "slots", "add_remove")
+            for public in self.awkward_publics(np.shape(before)[1]):
+                self.assert_within(before, after, "units", "replace_one", **public)
+                if self.num_rows in {None, len(before)}:
+                    self.assert_within(before, after, "slots", "add_remove", **public)
         for before, after in APPEARING:
-            self.assert_within(before, after, "units", "add_remove")
+            for public in self.awkward_publics(np.shape(before)[1]):
+                self.assert_within(before, after, "units", "add_remove", **public)
 
     @pytest.mark.parametrize(("row_shape", "adjacency"), CASES)
     def test_the_bound_is_reached(self, row_shape, adjacency):
@@ -135,44 +156,59 @@ class AggregationContract(ABC):
         assert reaches(moved, share, self.make().sensitivity(row_shape=row_shape, adjacency=adjacency))
 
     @settings(LAW, max_examples=200)
-    @given(matrix=row_strategies.any_matrices())
-    @example(matrix=np.zeros((0, 3)))
-    @example(matrix=np.full((2, 3), np.nan))
-    @example(matrix=np.full((2, 3), np.finfo(np.float64).max))
-    def test_any_rows_become_rows_of_the_domain(self, matrix):
-        before = matrix.copy()
-        bounded = self.make().bounded_rows(matrix, width=matrix.shape[1])
+    @given(matrix=row_strategies.any_matrices(), data=st.data())
+    def test_any_rows_become_rows_of_the_domain(self, matrix, data):
+        self.assert_in_domain(matrix, data.draw(self.publics(matrix.shape[1])))
+
+    @pytest.mark.parametrize("fill", [0.0, NAN, INF, -INF, np.finfo(np.float64).max, np.finfo(np.float64).min])
+    @pytest.mark.parametrize("shape", [(0, 3), (2, 3), (3, 1)])
+    def test_rows_of_one_extreme_become_rows_of_the_domain(self, fill, shape):
+        for public in self.awkward_publics(shape[1]):
+            self.assert_in_domain(np.full(shape, fill), public)
+
+    def assert_in_domain(self, matrix, public):
+        before, given_before = matrix.copy(), copy.deepcopy(public)
+        bounded = self.make().bounded_rows(matrix, width=matrix.shape[1], **public)
         assert bounded.shape == matrix.shape
         assert bounded.dtype == np.float64
         for row in bounded.tolist():
             assert self.in_domain([Fraction(x) for x in row])
         np.testing.assert_array_equal(matrix, before)
+        np.testing.assert_equal(public, given_before)
 
     @settings(LAW, max_examples=75)
     @given(matrix=row_strategies.any_matrices(), data=st.data())
     def test_each_row_is_bounded_by_itself_and_order_does_not_matter(self, matrix, data):
         width = matrix.shape[1]
-        together = self.make().bounded_rows(matrix, width=width)
-        alone = [self.make().bounded_rows(matrix[i : i + 1].copy(), width=width)[0] for i in range(len(matrix))]
+        public = data.draw(self.publics(width))
+        together = self.make().bounded_rows(matrix, width=width, **public)
+        pieces = [matrix[i : i + 1].copy() for i in range(len(matrix))]
+        alone = [self.make().bounded_rows(piece, width=width, **public)[0] for piece in pieces]
         for left, right in zip(together, alone, strict=True):
             np.testing.assert_array_equal(left, right)
         order = data.draw(st.permutations(range(len(matrix))))
-        how = {"row_shape": "units", "adjacency": "add_remove", "width": width}
+        how = {"row_shape": "units", "adjacency": "add_remove", "width": width, **public}
         np.testing.assert_array_equal(
             self.make().bound(matrix, **how).value, self.make().bound(matrix[list(order)], **how).value
         )
 
     def test_many_rows_add_exactly(self):
         matrix = np.random.default_rng(0).normal(0.2, 0.4, (4_000, 3))
-        total = self.make().bound(matrix, row_shape="units", adjacency="add_remove", width=3)
-        rows = self.make().bounded_rows(matrix, width=3).tolist()
-        exact = [sum((Fraction(row[i]) for row in rows), Fraction(0)) for i in range(3)]
-        assert [Fraction(x) for x in total.value.tolist()] == exact
+        for public in self.awkward_publics(3):
+            how = {"row_shape": "units", "adjacency": "add_remove", "width": 3, **public}
+            rows = self.make().bounded_rows(matrix, width=3, **public).tolist()
+            rows.append(self.make().bound(matrix[:0], **how).value.tolist())  # what no row has a part in
+            exact = [sum((Fraction(row[i]) for row in rows), Fraction(0)) for i in range(3)]
+            assert [Fraction(x) for x in self.make().bound(matrix, **how).value.tolist()] == exact
+
+    def of_no_rows(self, width):
+        """The sum of no rows without a public vector."""
+        return np.zeros(width)
 
     @pytest.mark.parametrize("none", [np.zeros((0, 4)), np.zeros((0, 0)), np.array([]), np.zeros((0, 2, 2))])
-    def test_no_unit_rows_give_zeros_whatever_their_empty_shape(self, none):
+    def test_no_unit_rows_give_what_is_public_whatever_their_empty_shape(self, none):
         total = self.make().bound(none, row_shape="units", adjacency="add_remove", width=4)
-        np.testing.assert_array_equal(total.value, np.zeros(4))
+        np.testing.assert_array_equal(total.value, self.of_no_rows(4))
 
     @pytest.mark.parametrize(
         "bad", [np.zeros((2, 3)), np.zeros(4), np.zeros((2, 4, 1)), np.float64(1.0), np.full((2, 4), "x")]

@@ -9,12 +9,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
+from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy import aggregation
 from langchain_dpicl.privacy.aggregation import (
     AGGREGATIONS,
     BoundedSum,
-    ClippedLogitMean,
     KeywordSum,
     MaxNormalizedSum,
     ProbabilitySum,
@@ -79,37 +78,6 @@ class TestMaxNormalizedSum(AggregationContract):
         return [[0.3, 0.0]], [[0.0, 0.2]], 1
 
 
-class TestClippedLogitMean(AggregationContract):
-    clip, num_rows = 3.0, 2
-
-    def make(self):
-        return ClippedLogitMean(self.clip, self.num_rows)
-
-    def table(self):
-        whole, half = 4 * self.clip / self.num_rows, 2 * self.clip / self.num_rows
-        return {
-            ("slots", "add_remove"): (None, whole, None),
-            ("units", "add_remove"): (None, half, None),
-            ("slots", "replace_one"): (None, whole, None),
-            ("units", "replace_one"): (None, whole, None),
-        }
-
-    def in_domain(self, row):
-        return all(abs(x) <= Fraction(self.clip / self.num_rows) for x in row)
-
-    def extremes(self, row_shape, adjacency):
-        high, low = [math.inf, -math.inf], [-math.inf, math.inf]
-        filler = [[0.0, 0.0]] * (self.num_rows - 1)
-        share = 1 - 1e-9  # rounding towards the grid costs less than that
-        if (row_shape, adjacency) == ("units", "add_remove"):
-            return np.zeros((0, 2)), [high], share
-        return [high, *filler], [low, *filler], share
-
-
-class TestClippedLogitMeanWithAwkwardNumbers(TestClippedLogitMean):
-    clip, num_rows = 0.7, 3
-
-
 class TestUnitVectorSum(AggregationContract):
     def make(self):
         return UnitVectorSum()
@@ -170,24 +138,6 @@ def test_max_normalised_rows_have_a_top_of_one():
     np.testing.assert_allclose(_unit(MaxNormalizedSum(), [[0.2, 0.1], [0.0, 5.0]]), [1.0, 1.5], atol=1e-9)
 
 
-def test_the_logit_mean_divides_by_the_public_count_and_an_absent_row_is_zero():
-    mean = ClippedLogitMean(3.0, 4)
-    np.testing.assert_allclose(_unit(mean, [[1.0, -8.0]]), [0.25, -0.75], atol=1e-9)
-    np.testing.assert_array_equal(_unit(mean, np.zeros((0, 2))), [0.0, 0.0])
-    np.testing.assert_allclose(_unit(mean, [[math.nan, math.inf]]), [0.0, 0.75], atol=1e-9)
-
-
-def test_the_logit_mean_wants_every_slot_filled():
-    with pytest.raises(ConfigurationError, match="num_slots=4"):
-        ClippedLogitMean(3.0, 4).bound(np.zeros((3, 2)), row_shape="slots", adjacency="add_remove", width=2)
-
-
-@pytest.mark.parametrize(("clip", "slots"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1e7, 1), (1.0, 0), (1.0, 2.0)])
-def test_the_logit_mean_validates_its_public_numbers(clip, slots):
-    with pytest.raises(ConfigurationError):
-        ClippedLogitMean(clip, slots)
-
-
 def test_rows_of_any_finite_size_have_length_one():
     """Squares of the first would overflow, of the second vanish; a fault anywhere makes a row count nothing."""
     half = math.sqrt(0.5)
@@ -221,10 +171,10 @@ def test_the_registry_names_each_aggregation_once():
         "vote_sum",
         "max_normalized_sum",
         "clipped_logit_mean",
+        "clipped_difference_mean",
         "unit_vector_sum",
         "keyword_sum",
     ]
-    assert ClippedLogitMean(2.0, 5).to_dict() == {"name": "clipped_logit_mean", "clip": 2.0, "num_slots": 5}
 
 
 # --- bounded.py ---------------------------------------------------------------------------------------------------
@@ -271,18 +221,12 @@ def test_a_bounded_sum_owns_its_value_and_cannot_be_copied():
 # --- planted bugs: each must turn the contract red ----------------------------------------------------------------
 
 
-def _bound_divided_by_realised_count(self, rows, *, row_shape, adjacency, width):
-    clipped = np.clip(np.nan_to_num(rows), -self.clip, self.clip)
-    total = clipped.sum(axis=0) / max(len(rows), 1)
-    return BoundedSum(total, self.sensitivity(row_shape=row_shape, adjacency=adjacency), row_shape, adjacency)
-
-
 def _patch_rows(monkeypatch, cls, function):
     monkeypatch.setattr(cls, "bounded_rows", lambda self, rows, *, width: function(np.array(rows, dtype=float)))
 
 
 def _plant_nan(monkeypatch):
-    monkeypatch.setattr(aggregation, "_non_negative", lambda matrix: np.where(matrix < 0, 0.0, matrix))
+    monkeypatch.setattr(aggregation, "non_negative", lambda matrix: np.where(matrix < 0, 0.0, matrix))
     return TestProbabilitySum
 
 
@@ -338,16 +282,6 @@ def _plant_max_over_all_rows(monkeypatch):
     return TestMaxNormalizedSum
 
 
-def _plant_realised_count(monkeypatch):
-    monkeypatch.setattr(ClippedLogitMean, "bound", _bound_divided_by_realised_count)
-    return TestClippedLogitMean
-
-
-def _plant_no_clip(monkeypatch):
-    _patch_rows(monkeypatch, ClippedLogitMean, lambda rows: np.nan_to_num(rows, posinf=1e6, neginf=-1e6) / 2)
-    return TestClippedLogitMean
-
-
 def _plant_unit_vectors_that_differ_by_one(monkeypatch):
     """The published code's sensitivity."""
     monkeypatch.setattr(UnitVectorSum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=None))
@@ -398,7 +332,6 @@ def test_the_neighbour_test_is_green_without_a_plant():
         TestProbabilitySum,
         TestVoteSum,
         TestMaxNormalizedSum,
-        TestClippedLogitMean,
         TestUnitVectorSum,
         TestKeywordSum,
     ):

@@ -10,6 +10,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.aggregation import (
+    ClippedDifferenceMean,
     ClippedLogitMean,
     KeywordSum,
     MaxNormalizedSum,
@@ -32,13 +33,22 @@ AGGREGATIONS = (
     VoteSum(),
     MaxNormalizedSum(),
     ClippedLogitMean(3.0, 10),
+    ClippedDifferenceMean(0.3, 10),
     UnitVectorSum(),
     KeywordSum(),
 )
+SCORES = {
+    "probability_sum",
+    "vote_sum",
+    "max_normalized_sum",
+    "clipped_logit_mean",
+    "clipped_difference_mean",
+    "keyword_sum",
+}
 FITTING = {
     GaussianMechanism: {"probability_sum", "vote_sum", "unit_vector_sum"},
-    GumbelMechanism: {"probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean", "keyword_sum"},
-    PermuteAndFlipMechanism: {"probability_sum", "vote_sum", "max_normalized_sum", "clipped_logit_mean", "keyword_sum"},
+    GumbelMechanism: SCORES,
+    PermuteAndFlipMechanism: SCORES,
     JointExponentialMechanism: {"keyword_sum"},
     ConfidentGNMaxMechanism: {"probability_sum", "vote_sum"},
 }
@@ -149,3 +159,23 @@ def test_an_abstain_candidate_wins_where_no_row_votes_and_loses_where_many_do():
     empty, many = (made.bound(rows, width=2) for rows in (np.zeros((4, 2)), np.tile([0.0, 1.0], (9, 1))))
     assert made.mechanism.release(empty, rng=SYSTEM_RANDOM).index == 2
     assert made.mechanism.release(many, rng=SYSTEM_RANDOM).index == 1
+
+
+# --- public logits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda x: x.name)
+def test_public_logits_reach_the_sums_that_they_belong_to_and_no_other(aggregation):
+    mechanism = GaussianMechanism(1.0) if aggregation.name == "unit_vector_sum" else GumbelMechanism(1.0)
+    made, rows = plan(aggregation, mechanism), np.array([[0.0, 1.0, 0.25], [0.25, 0.25, 0.5]])
+    shown = made.bound(rows, width=3, public=np.array([5.0, 0.0, -2.0]))
+    assert shown.sensitivity == made.sensitivity
+    if isinstance(aggregation, ClippedDifferenceMean):
+        direct = aggregation.bound(
+            rows, row_shape="units", adjacency="add_remove", width=3, public=np.array([5.0, 0.0, -2.0])
+        )
+        assert shown.value.tolist() == direct.value.tolist() != made.bound(rows, width=3).value.tolist()
+    else:  # without a blend, clipped logits ignore the public ones
+        assert shown.value.tolist() == made.bound(rows, width=3).value.tolist()
+    blend = plan(ClippedLogitMean(3.0, 10, blend_weight=0.5))
+    assert blend.bound(rows, width=3, public=np.array([5.0, 0.0, -2.0])).value.argmax() == 0
