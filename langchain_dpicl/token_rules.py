@@ -12,18 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.aggregation import Aggregation, ClippedDifferenceMean, ClippedLogitMean, ProbabilitySum
+from langchain_dpicl.privacy.aggregation import Aggregation, ClippedDifferenceMean, ProbabilitySum
+from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, GumbelMechanism, mechanism_by_name
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import Sampler
 from langchain_dpicl.privacy.sparse import SparseVectorTest
 
-LOGIT_MECHANISMS: tuple[str, ...] = ("recentered_clip", "difference_clip", "clip_and_blend")
-"""Mechanisms on clipped logits, which need a model that shows its whole vocabulary."""
+__all__ = [
+    "LOGIT_MECHANISMS",
+    "TOKEN_MECHANISMS",
+    "TokenRule",
+    "public_margin",
+    "release_plan",
+    "temperature_of",
+]
+
 TOKEN_MECHANISMS: tuple[str, ...] = (*MECHANISMS, *LOGIT_MECHANISMS)
 """Every mechanism that releases tokens, the default first."""
 DEFAULT_TEMPERATURE = 1.0
-DEFAULT_BLEND_WEIGHT = 0.5
 TEST_SHARE = 0.25
 """What a run of the test for free tokens costs, over what the private token costs that ends it (both in zCDP)."""
 
@@ -145,10 +152,9 @@ class TokenRule:
         return bound.require("range")
 
     def _aggregation(self, clip: float, num_rows: int) -> Aggregation:
-        if self.mechanism == "clip_and_blend":
-            weight = DEFAULT_BLEND_WEIGHT if self.blend_weight is None else self.blend_weight
-            return ClippedLogitMean(clip, num_rows, blend_weight=weight, center=self.center or "max")
-        return ClippedDifferenceMean(clip, num_rows, center="median" if self.mechanism == "recentered_clip" else "none")
+        return logit_sum(
+            self.mechanism, clip=clip, num_slots=num_rows, blend_weight=self.blend_weight, center=self.center
+        )
 
 
 def release_plan(

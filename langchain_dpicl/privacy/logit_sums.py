@@ -30,6 +30,9 @@ _LOWEST = 2.0**15
 """How far below the largest a public logit can lie: exp of it over any temperature in use is zero."""
 _HUGE, _HUGE_PUBLIC = 1e200, 2.0**20
 # What infinities count as: far beyond every logit, and what is added to or taken off it does not overflow.
+LOGIT_MECHANISMS: tuple[str, ...] = ("recentered_clip", "difference_clip", "clip_and_blend")
+"""The public names of the mechanisms that draw a token from such a score, the recommended one first."""
+DEFAULT_BLEND_WEIGHT = 0.5
 MEDIAN_TOKENS = 256
 """How many of the publicly likeliest candidates the public-weighted median is taken over."""
 _WEIGHT_DIGITS = 2.0**40
@@ -306,3 +309,18 @@ def _likeliest(public: Floats) -> npt.NDArray[np.intp]:
     least = np.partition(public, -MEDIAN_TOKENS)[-MEDIAN_TOKENS]
     above = (public > least).nonzero()[0]
     return np.concatenate([above, (public == least).nonzero()[0][: MEDIAN_TOKENS - above.size]])
+
+
+def logit_sum(
+    mechanism: str, *, clip: float, num_slots: int, blend_weight: float | None = None, center: str | None = None
+) -> ClippedLogitMean | ClippedDifferenceMean:
+    """Returns the sum behind a mechanism's public name; `blend_weight` and `center` are of "clip_and_blend" alone.
+
+    Raises:
+      ConfigurationError: another name, or a parameter out of range.
+    """
+    check_choice("mechanism", mechanism, LOGIT_MECHANISMS)
+    if mechanism == "clip_and_blend":
+        weight = DEFAULT_BLEND_WEIGHT if blend_weight is None else blend_weight
+        return ClippedLogitMean(clip, num_slots, blend_weight=weight, center=center or "max")
+    return ClippedDifferenceMean(clip, num_slots, center="median" if mechanism == "recentered_clip" else "none")

@@ -13,7 +13,9 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
-from langchain_dpicl.privacy.mechanisms import mechanism_by_name
+from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
+from langchain_dpicl.privacy.mechanisms import GumbelMechanism, mechanism_by_name
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
 from langchain_dpicl.privacy.units import Declaration
@@ -102,15 +104,20 @@ def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book
 
 def _generation_problems(component: Component, book: Book) -> Iterator[str]:
     shown = component.public
-    mechanism = mechanism_by_name(shown["mechanism"])(noise_multiplier=shown["noise_multiplier"])
+    is_logit = shown["mechanism"] in LOGIT_MECHANISMS
+    by_name = GumbelMechanism if is_logit else mechanism_by_name(shown["mechanism"])
+    mechanism = by_name(noise_multiplier=shown["noise_multiplier"])
     releases = shown["shots_per_label"] * sum(shown["max_tokens"].values())
     by_label: dict[str | None, int] = {}
     for ticket in component.tickets:
         if type(mechanism.event) not in {type(part) for part in event_parts(ticket.event)}:
-            yield f"shows mechanism {mechanism.name!r}, ticket {ticket.template!r} is of another"
+            yield f"shows mechanism {shown['mechanism']!r}, ticket {ticket.template!r} is of another"
         by_label[ticket.label] = by_label.get(ticket.label, 0) + ticket.max_count * _length(ticket)
-    if set(by_label.values()) != {releases} or {branch["label"] for branch in shown["labels"]} != set(by_label):
-        yield f"shows {releases} releases for each of its labels, its tickets allow {by_label}"
+    paid = _private_releases(shown) if "free_tokens" in shown else releases
+    if set(by_label.values()) != {paid} or {branch["label"] for branch in shown["labels"]} != set(by_label):
+        yield f"shows {paid} releases for each of its labels, its tickets allow {by_label}"
+    if is_logit:
+        yield from _logit_problems(component, book)
     twice = 2 if book.adjacency == "replace_one" and len(by_label) > 1 else 1
     gap = mechanism.implementation_delta(shown["candidates"]) + SecureRandom.implementation_delta("binomial")
     if not same(component.implementation_delta, twice * (releases * gap)):
@@ -121,10 +128,41 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
         yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
 
 
+def _private_releases(shown: Mapping[str, Any]) -> int:
+    """Returns how many tokens a test lets be private: so many of every sample, which lasts for a field, or for all."""
+    caps = shown["max_tokens"].values()
+    lasts = [sum(caps)] if shown["sampling"] == "disjoint" else caps
+    return int(shown["shots_per_label"] * sum(min(shown["private_tokens"], cap) for cap in lasts))
+
+
+def _logit_problems(component: Component, book: Book) -> Iterator[str]:
+    """Clip, temperature and noise hang together; the test's noise is the tickets'."""
+    shown = component.public
+    clipped = logit_sum(
+        shown["mechanism"],
+        clip=shown["clip"],
+        num_slots=shown["num_slots"],
+        blend_weight=shown.get("blend_weight"),
+        center=shown.get("center") if shown["mechanism"] == "clip_and_blend" else None,
+    )
+    moved = clipped.sensitivity(row_shape=shown["rows"], adjacency=book.adjacency).require("range")
+    if not same(shown["temperature"], temperature := shown["noise_multiplier"] * moved):
+        yield f"shows temperature {shown['temperature']!r}, its clip and noise make {temperature!r}"
+    tests = {part.epsilon for t in component.tickets for part in event_parts(t.event) if isinstance(part, PureEvent)}
+    wanted = {2.0 / shown["test_noise_multiplier"]} if "free_tokens" in shown else set()
+    if len(tests) != len(wanted) or not all(map(same, sorted(tests), sorted(wanted))):
+        yield f"shows tests of {sorted(wanted)}, its tickets have {sorted(tests)}"
+
+
 def _length(ticket: Ticket) -> int:
     """Returns the releases of one ticket: a block on one secret sample, or on each batch of a deal, is one event."""
     inner = ticket.event.event if isinstance(ticket.event, _ON_A_SAMPLE) else ticket.event
     batches = ticket.event.num_batches if isinstance(ticket.event, events.AllocatedEvent) else 1
+    if isinstance(inner, events.ComposedEvent):  # runs of a test, and what they let through
+        counts = [part.count for part in inner.events if isinstance(part, events.RepeatedEvent)]
+        if len(counts) != len(inner.events) or len(set(counts)) != 1:
+            return 0
+        return batches * counts[0]
     return batches * (inner.count if isinstance(inner, events.RepeatedEvent) else 1)
 
 

@@ -29,7 +29,7 @@ from langchain_dpicl.backends.logprobs import EOS, first_position, next_token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.silent import Reply, Request, SilentModel
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
@@ -396,3 +396,49 @@ def test_a_dress_rehearsal_shows_that_the_longest_prompt_does_not_fit(server: Se
     assert backend.top_tokens("card " * 50, [], top_k=2)
     with pytest.raises(ModelCallError, match="HTTP 400"):
         backend.top_tokens("card " * 6000, [], top_k=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": "recentered_clip"},
+        {"mechanism": "difference_clip", "public_top_k": None},
+        {"mechanism": "clip_and_blend", "clip": 8.0, "temperature": 1.0, "epsilon": 300.0},
+        {"mechanism": "recentered_clip", "free_tokens": 0.2, "private_tokens": 2},
+        {"mechanism": "recentered_clip", "sampling": "disjoint"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_logit_mechanisms_write_from_a_server_that_shows_its_vocabulary(
+    server: Server, kind: Kind, options: dict[str, Any]
+) -> None:
+    budget = PrivacyBudgetCallbackHandler(epsilon=400.0, delta=1e-5)
+    given = {
+        **OPTIONS,
+        "rows": "slots",
+        "num_slots": 3,
+        "shots_per_slot": 2,
+        "max_tokens": 4,
+        "redraw_every": 4,
+        **options,
+    }
+    private = PrivateExamples(QUESTIONS, public_size=len(QUESTIONS))
+    prompt = DPFewShotPromptTemplate.from_private_examples(private, llm=server.full(kind), budget=budget, **given)
+    assert len(prompt.examples) == 2
+    assert prompt.released.plan["mechanism"] == options["mechanism"]
+    assert prompt.released.plan["temperature"] == pytest.approx(1.0)
+    assert verify_report(budget.report().to_dict()).ok
+
+
+def test_logit_mechanisms_refuse_a_server_of_top_tokens(server: Server) -> None:
+    budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
+    with pytest.raises(CapabilityError, match="whole vocabulary"):
+        DPFewShotPromptTemplate.from_private_examples(
+            PrivateExamples(QUESTIONS, public_size=20),
+            llm=server.model("chat"),
+            budget=budget,
+            mechanism="recentered_clip",
+            **OPTIONS,
+        )
+    assert budget.report().to_dict()["shares"] == []
