@@ -1,10 +1,11 @@
-"""What a command line names, read and checked: records, a model, a target file. Prints nothing, spends nothing.
+"""What a command line names, read and checked: records, a model, a grammar, a target file. Prints and spends nothing.
 
 Never shows a record: a fault is reported without its content, its number or its line.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import importlib
@@ -15,10 +16,14 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from langchain_dpicl.exceptions import ConfigurationError
 
+if TYPE_CHECKING:
+    from langchain_dpicl.grammars import Grammar
+
+_FOLDER_OPTIONS = ("device", "dtype", "max_prompt_tokens", "chat")
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
@@ -97,15 +102,70 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def load_model(name: str) -> Any:
-    """Returns the embedded model, or the object that `module:attribute` names."""
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Adds the options of a model and of what it may write."""
+    command.add_argument(
+        "--model",
+        default="embedded",
+        help="'embedded', the folder of a Hugging Face model, or module:attribute of a model or engine",
+    )
+    group = command.add_argument_group("with --model FOLDER (needs langchain-dpicl[hf])")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda if there is one)")
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: as the model was saved")
+    group.add_argument("--max-prompt-tokens", type=int, help="length that every prompt is padded or cut to")
+    group.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether a prompt is a user's message (default: if the model has a chat template)",
+    )
+    text = command.add_mutually_exclusive_group()
+    text.add_argument("--grammar-json", type=Path, metavar="FILE", help="JSON schema that every text follows")
+    text.add_argument("--grammar-regex", metavar="RE", help="regular expression that every text matches")
+
+
+def load_grammar(arguments: argparse.Namespace) -> Grammar | None:
+    """Returns the grammar that was asked for."""
+    if arguments.grammar_json is None and arguments.grammar_regex is None:
+        return None
+    from langchain_dpicl.grammars import Grammar
+
+    if arguments.grammar_regex is not None:
+        return Grammar.regex(arguments.grammar_regex)
+    return Grammar.json_schema(read_json(arguments.grammar_json))
+
+
+def load_model(arguments: argparse.Namespace) -> Any:
+    """Returns the embedded model, an engine on a model's folder, or the object that `module:attribute` names."""
+    name: str = arguments.model
+    options = {option: getattr(arguments, option) for option in _FOLDER_OPTIONS}
+    given = {option: value for option, value in options.items() if value is not None}
+    if name != "embedded" and Path(name).is_dir():
+        return _load_folder(name, given)
+    if given:
+        typed = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+        raise ConfigurationError(f"{typed}: expected none unless --model is the folder of a model, found {name!r}.")
+    return _load_object(name)
+
+
+def _load_folder(name: str, given: dict[str, Any]) -> Any:
+    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+
+    if given.get("max_prompt_tokens", 1) < 1:
+        raise ConfigurationError(f"--max-prompt-tokens: expected an integer >= 1, found {given['max_prompt_tokens']}.")
+    return HuggingFaceBackend(name, **given)
+
+
+def _load_object(name: str) -> Any:
+    """Returns the embedded model, or what a module holds."""
     if name == "embedded":
         from langchain_dpicl.backends.embedded import EmbeddedModel
 
         return EmbeddedModel()
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ConfigurationError(f"--model: expected 'embedded' or module:attribute, found {name!r}.")
+        expected = "'embedded', a folder that holds a model, or module:attribute"
+        raise ConfigurationError(f"--model: expected {expected}, found {name!r}.")
     found: Any = _import(module)
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -6,6 +6,7 @@ Knows public numbers only. The plans of answers to queries are in `_cli_queries`
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -15,17 +16,24 @@ from langchain_dpicl import _cli_labels, _cli_queries
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.planning import GenerationPlan, RowDesign
+    from langchain_dpicl.planning import GenerationPlan
+    from langchain_dpicl.recommendation import Option
+    from langchain_dpicl.row_design import RowDesign
+    from langchain_dpicl.token_rules import TokenRule
 
 # Counts that only a generation has, with their defaults there.
 _GENERATION = {"redraw_every": 1, "shots_per_label": 1, "max_tokens": 60, "public_top_k": 100}
+_MECHANISMS = ("gumbel", "gaussian", "permute_and_flip")
+_LOGIT_MECHANISMS = ("recentered_clip", "difference_clip", "clip_and_blend")
+RULE = ("clip", "temperature", "blend_weight", "center", "free_tokens", "private_tokens")
+"""The options that a mechanism of generation may have of its own."""
 # What each method takes and another does not.
 _ONLY = {
-    "generation": frozenset(_GENERATION),
+    "generation": frozenset({*_GENERATION, *RULE, "full_vocabulary", "public_agreement", "sampling"}),
     "voting": frozenset(_cli_queries.OPTIONS),
     "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS}),
 }
-_COUNTS = ("num_slots", "shots_per_slot", *_GENERATION)
+_COUNTS = ("num_slots", "shots_per_slot", "private_tokens", *_GENERATION)
 
 
 def add_design(command: argparse.ArgumentParser) -> None:
@@ -33,14 +41,38 @@ def add_design(command: argparse.ArgumentParser) -> None:
     command.add_argument("--epsilon", type=float, required=True, help="share of the budget")
     command.add_argument("--delta", type=float, required=True, help="at most 1/(10 * all declared units)")
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
-    command.add_argument("--mechanism", choices=("gumbel", "gaussian", "permute_and_flip"), default="gumbel")
+    command.add_argument("--mechanism", choices=(*_MECHANISMS, *_LOGIT_MECHANISMS), default="gumbel")
     command.add_argument("--rows", choices=("units", "slots"))
+    command.add_argument(
+        "--sampling",
+        choices=("poisson", "fixed", "disjoint"),
+        help="fixed needs --adjacency replace_one; disjoint: one deal, a batch of its own for every demonstration",
+    )
     command.add_argument("--num-slots", type=int, help="slots, or expected unit rows (default 40)")
     command.add_argument("--shots-per-slot", type=int, help="records per slot (default 1)")
     command.add_argument("--redraw-every", type=int, default=1, help="tokens per secret sample")
     command.add_argument("--shots-per-label", type=int, default=1, help="demonstrations per label")
     command.add_argument("--max-tokens", type=int, default=60, help="tokens per demonstration")
     command.add_argument("--public-top-k", type=int, default=100, help="public candidates per token")
+    _add_rule(command)
+
+
+def _add_rule(command: argparse.ArgumentParser) -> None:
+    """Adds what the logit mechanisms have of their own."""
+    group = command.add_argument_group(f"with --mechanism {', '.join(_LOGIT_MECHANISMS)}")
+    group.add_argument("--clip", type=float, help="largest clipped logit or difference (default: what noise leaves)")
+    group.add_argument("--temperature", type=float, help="of the released token's softmax (default 1)")
+    group.add_argument("--blend-weight", type=float, help="share of the private rows, clip_and_blend (default 0.5)")
+    group.add_argument("--center", choices=("max", "none"), help="taken off a row, clip_and_blend (default max)")
+    group.add_argument(
+        "--free-tokens", type=float, help="share of the rows below whose difference to the public model tokens are free"
+    )
+    group.add_argument("--private-tokens", type=int, help="with --free-tokens: most private tokens per sample")
+
+
+def rule_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the mechanism's own options that were typed."""
+    return {name: getattr(arguments, name) for name in RULE if getattr(arguments, name) is not None}
 
 
 def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
@@ -62,6 +94,17 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     command.add_argument("--record-tokens", type=int, default=60, help="public cap of a record, in tokens")
     command.add_argument(
         "--agreement", type=float, default=0.6, help="guess: one-shot rows that want the same token, or the right label"
+    )
+    command.add_argument(
+        "--full-vocabulary",
+        action="store_true",
+        default=None,
+        help="the model shows its whole vocabulary: compare the logit mechanisms too (implied by planning one)",
+    )
+    command.add_argument(
+        "--public-agreement",
+        type=float,
+        help="guess, for logit mechanisms: chance of that token after the public prompt (default a quarter of it)",
     )
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -123,6 +166,13 @@ def _check_method(arguments: argparse.Namespace) -> None:
     for name in sorted(frozenset().union(*_ONLY.values()) - _ONLY[arguments.method]):
         if getattr(arguments, name) is not None:
             raise ConfigurationError(f"--{name.replace('_', '-')}: expected none with --method {arguments.method}.")
+    if arguments.method == "generation":
+        return
+    if arguments.mechanism in _LOGIT_MECHANISMS:
+        expected = f"one of {', '.join(_MECHANISMS)} with --method {arguments.method}"
+        raise ConfigurationError(f"--mechanism: expected {expected}, found {arguments.mechanism!r}.")
+    if arguments.sampling == "disjoint":
+        raise ConfigurationError(f"--sampling: expected poisson or fixed with --method {arguments.method}.")
 
 
 def _check_declarable(sizes: dict[str | None, int], delta: float) -> None:
@@ -134,33 +184,52 @@ def _check_declarable(sizes: dict[str | None, int], delta: float) -> None:
 
 
 def _generation(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> dict[str, Any]:
-    from langchain_dpicl.planning import RowDesign, Segment, plan_generation
-    from langchain_dpicl.recommendation import signal_of
+    from langchain_dpicl.recommendation import local_cost, published_epsilon, signal_of
+    from langchain_dpicl.row_design import RowDesign
+    from langchain_dpicl.token_rules import TokenRule
 
-    design = RowDesign.choose(
-        rows=arguments.rows, num_slots=arguments.num_slots, shots_per_slot=arguments.shots_per_slot
-    )
+    rule = TokenRule(arguments.mechanism, **rule_options(arguments))
+    shape = {name: getattr(arguments, name) for name in ("rows", "num_slots", "shots_per_slot")}
+    design = RowDesign.choose(**shape, sampling=arguments.sampling or "poisson")
+    plan = _plan_of(arguments, sizes, design, rule)
+    guess = {"one_shot": arguments.agreement, "public_agreement": arguments.public_agreement}
+    out: dict[str, Any] = {
+        "plan": plan.to_dict(),
+        "cost": _cost(plan, arguments),
+        "local": dataclasses.asdict(local_cost(plan, record_tokens=arguments.record_tokens)),
+        "signal": {"one_shot_agreement": arguments.agreement, **signal_of(plan, **guess)},
+        "options": [],
+    }
+    if rule.is_logit:
+        out["published_epsilon"] = published_epsilon(plan)
+    if not arguments.no_compare:
+        out |= _comparison(sizes, design, rule, arguments)
+    return out
+
+
+def _plan_of(
+    arguments: argparse.Namespace, sizes: dict[str | None, int], design: RowDesign, rule: TokenRule
+) -> GenerationPlan:
+    from langchain_dpicl.planning import Segment, plan_generation
+
     plan = plan_generation(
         sizes,
         epsilon=arguments.epsilon,
         delta=arguments.delta,
         adjacency=arguments.adjacency,
-        mechanism=arguments.mechanism,
+        mechanism=rule,
         design=design,
         redraw_every=arguments.redraw_every,
         shots_per_label=arguments.shots_per_label,
         segments=(Segment("text", arguments.max_tokens),),
         candidates=arguments.public_top_k + 1,
     )
-    out: dict[str, Any] = {
-        "plan": plan.to_dict(),
-        "cost": _cost(plan, arguments),
-        "signal": {"one_shot_agreement": arguments.agreement, **signal_of(plan, one_shot=arguments.agreement)},
-        "options": [] if arguments.no_compare else _options(sizes, design, arguments),
-    }
-    if out["options"]:
-        out["recommendation"] = out["options"][0]
-    return out
+    if plan.epsilon > arguments.epsilon:
+        raise ConfigurationError(
+            f"--clip, --temperature: expected noise that costs at most epsilon {arguments.epsilon}, found "
+            f"{plan.epsilon:.4f}. Give one of the two, or raise --temperature or --num-slots."
+        )
+    return plan
 
 
 def _cost(plan: GenerationPlan, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -174,8 +243,11 @@ def _cost(plan: GenerationPlan, arguments: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def _options(sizes: dict[str | None, int], design: RowDesign, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from langchain_dpicl.recommendation import compare
+def _comparison(
+    sizes: dict[str | None, int], design: RowDesign, rule: TokenRule, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Returns the options, best first, and which to take for what."""
+    from langchain_dpicl.recommendation import best_drawn, compare, thriftiest
 
     options = compare(
         sizes,
@@ -187,19 +259,50 @@ def _options(sizes: dict[str | None, int], design: RowDesign, arguments: argpars
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
         candidates=arguments.public_top_k + 1,
+        record_tokens=arguments.record_tokens,
         agreement=arguments.agreement,
+        public_agreement=arguments.public_agreement,
+        full_vocabulary=bool(arguments.full_vocabulary) or rule.is_logit,
+        rule=rule,
     )
-    return [option.to_dict() for option in options]
+    asked = rule_options(arguments)
+
+    def shown(option: Option) -> dict[str, Any]:
+        numbers = option.to_dict()
+        return {**numbers, "command": _command(numbers, rule.mechanism, asked)}
+
+    found: dict[str, Any] = {"options": [shown(option) for option in options]}
+    found["recommendation"] = found["options"][0]
+    drawn = best_drawn(options)
+    if drawn is not None:
+        found["recommendation_drawn"] = shown(drawn)
+        found["recommendation_local"] = shown(thriftiest(options))
+    return found
+
+
+def _command(option: dict[str, Any], mechanism: str, asked: dict[str, Any]) -> str:
+    """Returns the options that make `dpicl generate` take a design."""
+    command = (
+        f"--mechanism {option['mechanism']} --rows {option['rows']} --num-slots {option['num_slots']} "
+        f"--shots-per-slot {option['shots_per_slot']} --redraw-every {option['redraw_every']}"
+    )
+    if option["sampling"] != "poisson":
+        command += f" --sampling {option['sampling']}"
+    if option["mechanism"] != mechanism:
+        return command
+    # Where both are given, the noise follows from them: the comparison leaves the clip out.
+    kept = {name: value for name, value in asked.items() if not (name == "clip" and "temperature" in asked)}
+    return command + "".join(f" --{name.replace('_', '-')} {value}" for name, value in kept.items())
 
 
 def _plan_text(out: dict[str, Any]) -> str:
-    plan, cost = out["plan"], out["cost"]
+    plan, cost, local = out["plan"], out["cost"], out["local"]
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**plan),
-        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
-        "(scale {noise_scale:.3f} on the sum)".format(**plan),
-        "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), a new sample every {redraw_every} token(s), "
-        "{candidates} candidates".format(**plan),
+        *_noise_text(plan, out),
+        "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), {how}, {candidates} candidates".format(
+            **plan, how=_sample_text(plan)
+        ),
     ]
     for row in plan["labels"]:
         who = "all records" if row["label"] is None else row["label"]
@@ -209,36 +312,79 @@ def _plan_text(out: dict[str, Any]) -> str:
         "cost     {private_calls:,} private + {public_calls:,} public calls, {tokens_in:,} tokens in, "
         "{tokens_out:,} out, money {money:.2f}".format(**cost)
     )
-    if out["options"]:
-        lines.append("")
-        lines.append("designs at equal records per token and equal epsilon, best first:")
-        lines.append(f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'c':>4}{'noise':>9}{'right token':>13}{'calls':>12}")
-        lines += [_option_text(option) for option in out["options"]]
-        best = out["recommendation"]
-        lines.append("")
-        lines.append(
-            f"recommended: --mechanism {best['mechanism']} --rows {best['rows']} --num-slots {best['num_slots']} "
-            f"--shots-per-slot {best['shots_per_slot']} --redraw-every {best['redraw_every']}"
-        )
-    return "\n".join(lines)
+    lines.append(
+        "local    {prefills:,} prompts of {prefilled_tokens:,} tokens read + {decoded_tokens:,} tokens decoded, "
+        "where a sample's cache is kept".format(**local)
+    )
+    return "\n".join(lines + _options_text(out))
+
+
+def _noise_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
+    if "published_epsilon" not in out:
+        noise = "multiplier {noise_multiplier:.4f} of the sensitivity (scale {noise_scale:.3f} on the sum)"
+        return ["noise    {mechanism}, ".format(**plan) + noise.format(**plan)]
+    blend = ", blend weight {blend_weight:g}".format(**plan) if "blend_weight" in plan else ""
+    numbers = "multiplier {noise_multiplier:.4f} of the range: clip {clip:.4g}, temperature {temperature:.4g}"
+    lines = ["noise    {mechanism}, ".format(**plan) + numbers.format(**plan) + blend]
+    paper = out["published_epsilon"]
+    if plan.get("free_tokens") is None:
+        price = "no finite epsilon" if paper is None else f"epsilon {paper:.4g}"
+        lines.append(f"         the paper's accounting: {price} for it (advanced composition; sampling earns nothing)")
+    return lines
+
+
+def _sample_text(plan: dict[str, Any]) -> str:
+    if plan["sampling"] == "disjoint":
+        return "one deal of disjoint batches"
+    return f"a new sample every {plan['redraw_every']} token(s)"
 
 
 def _signal_text(signal: dict[str, Any]) -> list[str]:
     whose = "" if signal["label"] is None else f"for {signal['label']}, the smallest declared label: "
     empty, right = 100 * signal["empty_slot_prob"], 100 * signal["right_token_prob"]
     share, one = 100 * signal["agreement"], 100 * signal["one_shot_agreement"]
-    return [
+    lines = [
         f"expected {whose}"
         + "{expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
         + f"{empty:.1f} % empty slots",
         f"signal   {whose}signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} %",
         f"guess    {share:.1f} % of rows want the same token (--agreement: {one:.1f} % of one-shot rows); not measured",
     ]
+    if "public_agreement" in signal:
+        lines[1] += f" ({100 * signal['ceiling_prob']:.1f} % at unlimited epsilon: it is drawn from a softmax)"
+        public = 100 * signal["public_agreement"]
+        lines.append(f"         its chance after the public prompt: {public:.1f} % (--public-agreement); not measured")
+    return lines
 
 
-def _option_text(option: dict[str, Any]) -> str:
+def _options_text(out: dict[str, Any]) -> list[str]:
+    if not out["options"]:
+        return []
+    has_logits = "recommendation_drawn" in out
+    more = f"{'unlimited':>11}{'local tokens':>14}" if has_logits else ""
+    lines = ["", "designs at equal records per token and equal epsilon, best first:"]
+    lines.append(
+        f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'c':>4} {'sampling':<9}{'noise':>8}{'right token':>13}"
+        f"{'calls':>12}{more}"
+    )
+    lines += [_option_text(option, has_logits=has_logits) for option in out["options"]]
+    lines += ["", f"recommended: {out['recommendation']['command']}"]
+    if has_logits:
+        lines += [
+            f"drawn, as a model draws: {out['recommendation_drawn']['command']}",
+            f"fewest local tokens within 5 points: {out['recommendation_local']['command']}",
+            "",
+            "right token: chance that the released token is the one most rows want; unlimited: at unlimited epsilon",
+        ]
+    return lines
+
+
+def _option_text(option: dict[str, Any], *, has_logits: bool) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
+    tokens = option["prefilled_tokens"] + option["decoded_tokens"]
+    more = f"{100 * option['ceiling_prob']:>10.1f}%{tokens:>14,}" if has_logits else ""
     return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{option['redraw_every']:>4}"
-        f"{option['noise_multiplier']:>9.3f}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
+        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{option['redraw_every']:>4} {option['sampling']:<9}"
+        f"{option['noise_multiplier']:>8.3f}{100 * option['right_token_prob']:>12.1f}%{option['private_calls']:>12,}"
+        f"{more}"
     )

@@ -35,7 +35,6 @@ def add_voting(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("with --method voting or pate")
     group.add_argument("--max-queries", type=int, help="answers that the share pays for (pate: default as many as fit)")
     group.add_argument("--labels", type=int, help="labels an answer can have (default: those of --public-size)")
-    group.add_argument("--sampling", choices=("poisson", "fixed"), help="fixed needs --adjacency replace_one")
     group.add_argument("--abstain-below", type=float, help="share of the expected votes that an answer needs")
     group.add_argument("--query-tokens", type=int, help="public cap of a query with its instruction (default 60)")
     group.add_argument("--answer-tokens", type=int, help="public cap of an answer (default 1)")

@@ -37,6 +37,38 @@ Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
 
 
+class Runs:
+    """The runs of a plan's test on one secret sample, in however many blocks it is read; shows nothing.
+
+    Formal guarantees:
+      - At most `plan.private_releases` runs start, and a run that started counts, whatever stops it: a block that goes
+        on after a stop goes on in the same run.
+    """
+
+    def __init__(self, plan: ReleasePlan) -> None:
+        self._left = plan.private_releases
+        self._num_rows = 0 if plan.test is None else num_rows_of(plan)
+        self._threshold: Threshold | None = None
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all private releases that were paid for have been made; public."""
+        return self._left <= 0 and (self._threshold is None or self._threshold.is_spent)
+
+    def is_above(self, test: SparseVectorTest, logits: Rows, domain: Domain) -> bool:
+        """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for."""
+        if self._threshold is None or self._threshold.is_spent:
+            if self._left <= 0:
+                raise PrivacyBudgetError("test: expected a run still paid for, found none left. Reserve another block.")
+            self._left -= 1
+            self._threshold = test.start(self._num_rows, rng=SYSTEM_RANDOM)
+        statistic = test.statistic(softmax_rows(logits), softmax_rows(public_scores(domain)[None])[0])
+        return self._threshold.is_above(statistic, rng=SYSTEM_RANDOM)
+
+    def __repr__(self) -> str:
+        return "Runs(<private>)"
+
+
 class Block:
     """Up to `length` releases on one secret sample; holds private prompts until closed, and shows none."""
 
@@ -50,14 +82,14 @@ class Block:
         length: int,
         release: Callable[[BoundedSum], int] | None,
         side: PublicSide | None = None,
+        runs: Runs | None = None,
     ) -> None:
         self.plan = plan
         self.left = length
         self.release = release
         self._rows = _source(backend, tuple(prompts), list(prefix), side)
         self._pid = os.getpid()
-        self._runs_left = plan.private_releases
-        self._threshold: Threshold | None = None
+        self._runs = Runs(plan) if runs is None else runs
 
     @property
     def carries_public(self) -> bool:
@@ -78,7 +110,7 @@ class Block:
             raise PrivacyBudgetError(msg)
         self.left -= 1
         shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
-        if self.plan.test is not None and self._threshold is None and not self._runs_left:
+        if self.plan.test is not None and self._runs.are_over:
             return public_index(self.plan, shown)  # all that was paid for is released: no row is read any more
         boxed = yield self._ask(shown)
         if os.getpid() != self._pid:
@@ -106,20 +138,9 @@ class Block:
             rows = scored if wants_logits else softmax_rows(scored)
         else:
             rows = log_rows(scored) if wants_logits else restrict(scored)
-        if self.plan.test is not None and not self._is_above(self.plan.test, rows, domain):
+        if self.plan.test is not None and not self._runs.is_above(self.plan.test, rows, domain):
             return public_index(self.plan, domain)
         return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
-
-    def _is_above(self, test: SparseVectorTest, logits: Rows, domain: Domain) -> bool:
-        """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for."""
-        if self._threshold is None:
-            self._runs_left -= 1
-            self._threshold = test.start(num_rows_of(self.plan), rng=SYSTEM_RANDOM)
-        statistic = test.statistic(softmax_rows(logits), softmax_rows(public_scores(domain)[None])[0])
-        if not self._threshold.is_above(statistic, rng=SYSTEM_RANDOM):
-            return False
-        self._threshold = None
-        return True
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row."""

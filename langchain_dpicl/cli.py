@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_inputs import check_out, load_model, read_json, read_records
-from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, sizes_of
+from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_json, read_records
+from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, rule_options, sizes_of
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 
 if TYPE_CHECKING:
@@ -113,15 +113,31 @@ def _add_epsilon(commands: Any) -> None:
 def _epsilon(arguments: argparse.Namespace) -> int:
     from langchain_dpicl.privacy.checks import evaluate_checks
 
-    results = evaluate_checks(read_json(arguments.file))
+    data = read_json(arguments.file)
+    results = evaluate_checks(data)
     if arguments.json:
         _say(json.dumps(results))
         return 0
     width = max((len(result["id"]) for result in results), default=2)
     lines = [f"{'id':<{width}}  epsilon (upper bound)"]
-    lines += [f"{result['id']:<{width}}  {result['epsilon']:.6g}" for result in results]
+    for result, check in zip(results, data["checks"] if isinstance(data, dict) else data, strict=True):
+        paper = _published(check)
+        beside = "" if paper is None else f"  (the paper's accounting: {paper:.6g})"
+        lines.append(f"{result['id']:<{width}}  {result['epsilon']:.6g}{beside}")
     _say("\n".join(lines))
     return 0
+
+
+def _published(check: dict[str, Any]) -> float | None:
+    """Returns what the paper of clip and blend would charge; None for other checks than repeated softmax draws."""
+    from langchain_dpicl.privacy.checks import event_of_check
+    from langchain_dpicl.privacy.events import BoundedRangeEvent, RepeatedEvent
+    from langchain_dpicl.privacy.published import advanced_composition_epsilon
+
+    event, _ = event_of_check(check)
+    if not isinstance(event, RepeatedEvent) or not isinstance(event.event, BoundedRangeEvent):
+        return None
+    return advanced_composition_epsilon(event.event.bound, event.count, delta=check["delta"])
 
 
 # -- dpicl plan --------------------------------------------------------------------------------------------------
@@ -159,7 +175,7 @@ def _add_generate(commands: Any) -> None:
     command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
     command.add_argument("--instruction", help="public description of the task, first in every prompt")
     command.add_argument("--generation-prompt", help="template of one record, text field last")
-    command.add_argument("--model", default="embedded", help="'embedded', or module:attribute of a model or engine")
+    add_model(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     add_design(command)
     command.set_defaults(run=_generate)
@@ -208,15 +224,18 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
     )
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
-        llm=load_model(arguments.model),
+        llm=load_model(arguments),
         budget=budget,
         epsilon=arguments.epsilon,
         instruction=arguments.instruction,
         generation_prompt=arguments.generation_prompt,
+        grammar=load_grammar(arguments),
         mechanism=arguments.mechanism,
+        **rule_options(arguments),
         rows=arguments.rows,
         num_slots=arguments.num_slots,
         shots_per_slot=arguments.shots_per_slot,
+        sampling=arguments.sampling or "poisson",
         redraw_every=arguments.redraw_every,
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,

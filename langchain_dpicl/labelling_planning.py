@@ -199,7 +199,7 @@ def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacenc
     """Returns the shape of rows, checked against the way teachers are drawn."""
     if teachers != "fixed":
         shape = checked_design(design or RowDesign.choose(smallest_size=public_size), adjacency)
-        if shape.sampling == "partition":
+        if shape.sampling in {"partition", "disjoint"}:
             expected = f"'poisson' or 'fixed' with teachers={teachers!r}"
             raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
         return shape

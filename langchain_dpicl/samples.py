@@ -9,14 +9,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import FullBackend
 from langchain_dpicl.backends.full_rows import PublicSide
 from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index, summed
+from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, Runs, noisy_index, summed
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import Pool
 from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -31,6 +33,19 @@ Rendered: TypeAlias = tuple[T | None, ...]
 """What each row is asked; None: the row could not be rendered and abstains."""
 Renders: TypeAlias = Callable[..., Rendered[T]]
 """Renders the rows of a sample, or of the batch of a deal that is named after the renderer."""
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class _Batch:
+    """What is still paid for on one batch of a deal.
+
+    Attributes:
+      left: releases; 0 while the batch is open.
+      runs: of the plan's test, if it has one.
+    """
+
+    left: int
+    runs: Runs
 
 
 class SecretSample:
@@ -53,7 +68,7 @@ class SecretSample:
         self.plan = plan
         self.left = length
         self.answers_left = length if answers is None else answers
-        self._batches: dict[int, int] = {}
+        self._batches: dict[int, _Batch] = {}
         self._render: Renders[Any] | None = drawn(pool, plan)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -97,11 +112,20 @@ class SecretSample:
             self.left += 1
             self.answers_left += 1
 
+    def left_of(self, index: int) -> int:
+        """Returns how many releases on one batch of a deal may still begin; public, and 0 while it is open."""
+        with self._lock:
+            batch = self._batches.get(index)
+            return 0 if self._render is None else self.left if batch is None else batch.left
+
     @contextlib.contextmanager
     def batch(
         self, index: int, *, render: Callable[[Sequence[Record]], str], choose: Choose, length: int, **options: Any
     ) -> Iterator[Block]:
         """Opens up to `length` releases on one batch of a deal; all of a batch together are the sample's length.
+
+        A release that did not begin comes back when the block closes. A batch is open once at a time, and what its
+        plan tests goes on in the next block where it stood.
 
         Args:
           index: which batch, public; the plan's sampler is `AllocatedSlots`.
@@ -115,30 +139,36 @@ class SecretSample:
           LedgerError: this is a forked copy.
           ModelCallError: the block could not be opened.
         """
-        if not isinstance(self.plan.sampler, AllocatedSlots):
-            raise PrivacyBudgetError(
-                "sample: expected a deal of batches, found one sample. Declare sampling='disjoint'."
-            )
+        sampler = self.plan.sampler
+        if not isinstance(sampler, AllocatedSlots):
+            msg = "sample: expected a deal of batches, found one sample. Declare sampling='disjoint'."
+            raise PrivacyBudgetError(msg)
+        check_int("index", index, low=0, high=sampler.num_batches - 1)
+        check_int("length", length, low=1)
         self._check_home()
         with self._lock:
-            left = self._batches.get(index, self.left)
-            render_rows, taken = self._render, min(length, left)
-            if render_rows is None or taken <= 0:
+            batch = self._batches.setdefault(index, _Batch(self.left, Runs(self.plan)))
+            render_rows, had = self._render, batch.left
+            if render_rows is None or had <= 0:
                 raise PrivacyBudgetError(_NONE_LEFT)
-            self._batches[index] = left - taken
-        side = _public_side(options["backend"], render, self.plan.sampler.num_slots, taken)
-        block = guarded(
-            lambda: Block(render_rows(render, index), plan=self.plan, release=None, length=taken, side=side, **options)
-        )
-        if block is None:  # a stop in there would show prompts, and was raised anew without them
-            raise ModelCallError(NOT_COMPUTED)
-        block.release = noisy_index(self.plan, choose)
-        with contextlib.closing(block):
-            try:
+            batch.left = 0
+        used, block = 0, None
+        try:
+            options |= {"length": min(length, had), "runs": batch.runs}
+            side = _public_side(options["backend"], render, sampler.num_slots, options["length"])
+            block = guarded(
+                lambda: Block(render_rows(render, index), plan=self.plan, release=None, side=side, **options)
+            )
+            if block is None:  # a stop in there would show prompts, and was raised anew without them
+                raise ModelCallError(NOT_COMPUTED)
+            block.release = noisy_index(self.plan, choose)
+            with contextlib.closing(block):
                 yield block
-            finally:
-                with self._lock:
-                    self._batches[index] += block.left
+        finally:
+            if block is not None:
+                used, block.left = options["length"] - block.left, 0
+            with self._lock:
+                batch.left = had - used
 
     def _begin(self) -> Renders[Any]:
         """Takes one release off what is left."""
@@ -222,7 +252,10 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
 
     Raises:
       ModelCallError: it could not be opened.
+      PrivacyBudgetError: the plan is for a deal, whose batches `SecretSample.batch` opens one by one.
     """
+    if isinstance(plan.sampler, AllocatedSlots):  # a block on all batches at once would cost more than their deal
+        raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
     side = _public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
     block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
     if block is None:  # a stop in there would show prompts, and was raised anew without them

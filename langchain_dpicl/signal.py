@@ -1,24 +1,30 @@
 """What a plan can be expected to release: occupancy of slots and the chance of the right index.
 
-Works on public numbers only (declared sizes, rates, noise) and on a stated guess of how far rows agree.
+Works on public numbers only (declared sizes, rates, noise) and on stated guesses: how far rows agree, and how often the
+public model gives the right token by itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from scipy import special, stats
 
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_real, fail
+from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.sampling import AllocatedSlots, BalancedSlots, PartitionedSlots, PoissonUnits
 
 _Column: TypeAlias = tuple[np.ndarray, int]
 """float64[n] votes of a candidate, and how many candidates have as many."""
 
+PUBLIC_SHARE = 0.25
+"""Guess, where none is given: how likely the public model gives the right token, over how likely a row does."""
+_UNLIMITED_CLIP = 1e3
 _GRID = 2001
 # Votes are summed over counts within these many deviations; noise is averaged over this many quantiles.
 _REACH, _QUANTILES, _NEGLIGIBLE = 7.0, 401, 1e-10
@@ -49,8 +55,9 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
         filled = min(shots, public_size / slots)
         return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
     counts = np.arange(shots)
-    # A slot holds Binomial(n, q / M) units before truncation.
-    chance = stats.binom.pmf(counts, public_size, sampler.sampling_rate / slots)
+    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
+    # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
+    chance = stats.binom.pmf(counts, public_size, sampler.sampling_rate / places)
     expected = float((counts * chance).sum() + shots * (1.0 - chance.sum()))
     return Occupancy(rows=slots * (1.0 - float(chance[0])), shots=expected, empty=float(chance[0]))
 
@@ -68,23 +75,120 @@ def noise_scale(plan: ReleasePlan) -> float:
     return float(plan.mechanism.noise_multiplier * bound)
 
 
-def chance_of_right_index(plan: ReleasePlan, *, rows: float, agreement: float, candidates: int) -> float:
-    """Returns the probability that the noisy maximum is the right index, by closed form or quadrature.
+def expected_values(
+    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
+) -> np.ndarray:
+    """Returns float64[d]: what noise is added to, in expectation: of the right token, of a rival, of the rest.
+
+    For sums of probabilities these are `votes`. For logit sums every row in use is taken to give the right token the
+    probability `agreement`, and the public prompt to give it `public_agreement`; of what each leaves, half goes to one
+    rival, the same for both, and the rest is spread evenly. The plan's own aggregation centres, clips and adds them; a
+    row that is not in use adds zeros, which for differences to the public logits is what the public prompt says. Logits
+    are taken to be log probabilities, which matters where nothing is taken off a row before it is clipped.
+
+    Args:
+      plan: the release.
+      rows: expected number of rows in use.
+      agreement: guessed chance of the right token in a row.
+      candidates: d, public.
+      public_agreement: guessed chance of the right token after the public prompt; None: `PUBLIC_SHARE` of `agreement`.
+    """
+    mean = plan.aggregation
+    if not isinstance(mean, ClippedLogitMean | ClippedDifferenceMean):
+        return votes(rows, agreement, candidates)
+    row = _log_votes(agreement, candidates)
+    public = _log_votes(_public_guess(agreement, public_agreement), candidates)
+    share = mean.bounded_rows(row[None], width=row.size, public=public)[0]
+    no_rows = np.empty((0, row.size))
+    alone = mean.bound(no_rows, row_shape="units", adjacency="add_remove", width=row.size, public=public).value
+    return np.asarray(alone + rows * share)
+
+
+def _log_votes(agreement: float, candidates: int) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(votes(1.0, agreement, candidates)))
+
+
+def _public_guess(agreement: float, public_agreement: float | None) -> float:
+    if public_agreement is None:
+        return PUBLIC_SHARE * agreement
+    return check_real("public_agreement", public_agreement, low=0.0, high=1.0)
+
+
+def token_signal(
+    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
+) -> dict[str, float]:
+    """Returns how likely a released token is the one that most rows want, for every mechanism by the same measure.
+
+    The measure says nothing of variety: noise on a sum of probabilities picks its maximum, while the logit mechanisms
+    draw from a softmax and miss the likeliest token at times even where nothing is private. What they would reach
+    there is stated beside it.
+
+    Args:
+      plan: the release.
+      rows: expected number of rows in use.
+      agreement: guessed chance of the right token in a row.
+      candidates: width of the public domain.
+      public_agreement: see `expected_values`.
+
+    Returns:
+      `signal_to_noise` ((right - rival) / deviation of the noise), `right_token_prob`, `ceiling_prob` (the same at
+      unlimited epsilon: nothing clipped, the same temperature) and, for logit sums, the `public_agreement` it rests on.
+    """
+    guess = {"rows": rows, "agreement": agreement, "candidates": candidates, "public_agreement": public_agreement}
+    values = expected_values(plan, **guess)  # type: ignore[arg-type]
+    mean = plan.aggregation
+    if isinstance(mean, ClippedLogitMean | ClippedDifferenceMean):
+        unclipped = dataclasses.replace(plan, aggregation=dataclasses.replace(mean, clip=_UNLIMITED_CLIP))
+        ceiling = _softmax_chance(expected_values(unclipped, **guess) / noise_scale(plan))  # type: ignore[arg-type]
+        stated = {"public_agreement": _public_guess(agreement, public_agreement)}
+    else:
+        ceiling, stated = float(values[0] == values.max()) / float((values == values.max()).sum()), {}
+    return {
+        **stated,
+        "signal_to_noise": float((values[0] - values[1]) / noise_deviation(plan)),
+        "right_token_prob": _chance_of_first(plan, values),
+        "ceiling_prob": ceiling,
+    }
+
+
+def chance_of_right_index(
+    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
+) -> float:
+    """Returns the probability that the release is the right index, by closed form or quadrature.
+
+    Args:
+      plan: the release.
+      rows: expected number of rows in use.
+      agreement: guessed share of rows, or of a row's probability, that is for the right index.
+      candidates: width of the public domain.
+      public_agreement: guessed chance of the right index after the public prompt, for logit sums: `expected_values`.
 
     Source: the winner of `value + noise` is index 0 with probability `E[prod_i F(v_0 - v_i + noise)]`; for Gumbel
     noise this is the softmax.
     """
-    values = votes(rows, agreement, candidates)
-    scale = noise_scale(plan)
-    gaps = (values[0] - values[1:]) / scale
+    values = expected_values(
+        plan, rows=rows, agreement=agreement, candidates=candidates, public_agreement=public_agreement
+    )
+    return _chance_of_first(plan, values)
+
+
+def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
+    """Returns the probability that index 0 is released."""
+    scaled = values / noise_scale(plan)
     if plan.mechanism.name == "gumbel":
-        return float(1.0 / (1.0 + np.exp(-gaps).sum()))
+        return _softmax_chance(scaled)
     law = stats.norm if plan.mechanism.name == "gaussian" else stats.expon
     u = (np.arange(_GRID) + 0.5) / _GRID
     noise = law.ppf(u)
-    unique, counts = np.unique(gaps, return_counts=True)
+    unique, counts = np.unique(scaled[0] - scaled[1:], return_counts=True)
     log_chance = (counts[:, None] * law.logcdf(unique[:, None] + noise[None, :])).sum(axis=0)
     return float(np.exp(log_chance).mean())
+
+
+def _softmax_chance(scores: np.ndarray) -> float:
+    """Returns the probability of index 0 under the softmax of float64[d]."""
+    return float(1.0 / np.exp(np.minimum(scores - scores[0], 700.0)).sum())  # e^-700 is 0 to the last digit
 
 
 def vote_chances(

@@ -157,19 +157,9 @@ class DemonstrationSynthesizer:
         segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
         if open_label_key is not None and open_labels is None:
             segments = (Segment("label", max_label_tokens), *segments)
-        is_logit = mechanism in LOGIT_MECHANISMS
-        rule = TokenRule(
-            mechanism,
-            clip=clip,
-            temperature=temperature if is_logit else None,
-            blend_weight=blend_weight,
-            center=center,
-            free_tokens=free_tokens,
-            private_tokens=private_tokens,
-        )
-        decoding = _decoding(
-            mechanism, Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
-        )
+        clipping = {"clip": clip, "blend_weight": blend_weight, "center": center}
+        tested = {"free_tokens": free_tokens, "private_tokens": private_tokens}
+        rule, decoding = _rules(mechanism, temperature, {**clipping, **tested}, top_k=top_k, top_p=top_p)
         script = make_script(
             private,
             as_backend(llm),
@@ -182,7 +172,7 @@ class DemonstrationSynthesizer:
             stop=stop if stop is not None else (DEFAULT_STOP if grammar is None else ()),
             decoding=decoding,
             open_labels=open_labels,
-            needs_logits=is_logit,
+            needs_logits=rule.is_logit,
             grammar=grammar,
         )
         plan = plan_generation(
@@ -345,6 +335,8 @@ class DemonstrationSynthesizer:
             }
         if self._deals is not None:
             events.tickets += self._deals.reserve(draft.label)
+            for number, tickets in draft.tickets.items():
+                tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
             return
         for number, tickets in draft.tickets.items():
             for held in tickets:
@@ -361,7 +353,7 @@ class DemonstrationSynthesizer:
             return self._deals.open(
                 draft.label,
                 draft.number,
-                length=length,
+                draft.segment,
                 backend=self._script.backend,
                 render=self._script.wording.renderer(name, known),
                 choose=self._script.decoding.choose,
@@ -427,8 +419,14 @@ def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] 
     return key
 
 
-def _decoding(mechanism: str, decoding: Decoding) -> Decoding:
+def _rules(
+    mechanism: str, temperature: float | None, options: dict[str, Any], *, top_k: int | None, top_p: float
+) -> tuple[TokenRule, Decoding]:
+    """Returns how a token is released, and read off a noised vector; `temperature` belongs to one of the two."""
+    is_logit = mechanism in LOGIT_MECHANISMS
+    rule = TokenRule(mechanism, temperature=temperature if is_logit else None, **options)
+    decoding = Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
     if mechanism != "gaussian" and not decoding.is_default:
         advice = "That mechanism releases only an index; use mechanism='gaussian'."
         raise fail("temperature, top_k, top_p", f"their defaults with mechanism={mechanism!r}", decoding, advice)
-    return decoding
+    return rule, decoding

@@ -118,6 +118,8 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
         yield f"shows {paid} releases for each of its labels, its tickets allow {by_label}"
     if is_logit:
         yield from _logit_problems(component, book)
+    if shown.get("sampling") == "fixed" and book.adjacency != "replace_one":
+        yield f"shows a sample of fixed size under {book.adjacency!r}, for which there is no theorem"
     twice = 2 if book.adjacency == "replace_one" and len(by_label) > 1 else 1
     gap = mechanism.implementation_delta(shown["candidates"]) + SecureRandom.implementation_delta("binomial")
     if not same(component.implementation_delta, twice * (releases * gap)):

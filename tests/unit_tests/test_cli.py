@@ -18,10 +18,11 @@ import pytest
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import RowDesign, plan_generation
+from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.query_planning import compare_queries, plan_queries, query_signal, recommended_design
 from langchain_dpicl.recommendation import compare, signal_of
 from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.check_coverage import shares
 from tests.doubles import WORDS
@@ -323,9 +324,7 @@ class TestPlanOfAnswersToQueries:
         assert self.run("--no-compare", *given) == 2
         assert said in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        "given", [["--max-queries", "5"], ["--labels", "2"], ["--sampling", "poisson"], ["--query-tokens", "9"]]
-    )
+    @pytest.mark.parametrize("given", [["--max-queries", "5"], ["--labels", "2"], ["--query-tokens", "9"]])
     def test_a_generation_takes_none_of_its_options(self, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare"]
         assert main(["plan", *terms, *given]) == 2
@@ -591,8 +590,8 @@ class TestTheModelOption:
     @pytest.mark.parametrize(
         ("model", "said"),
         [
-            ("nowhere", "expected 'embedded' or module:attribute, found 'nowhere'"),
-            (":nothing", "expected 'embedded' or module:attribute"),
+            ("nowhere", "expected 'embedded', a folder that holds a model, or module:attribute, found 'nowhere'"),
+            (":nothing", "expected 'embedded', a folder that holds a model, or module:attribute"),
             ("nowhere:nothing", "no module named 'nowhere'"),
             ("tests.nowhere:nothing", "no module named 'tests.nowhere'"),
             ("tests.engines:nothing", "the module 'tests.engines' has no attribute 'nothing'"),
