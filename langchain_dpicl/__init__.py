@@ -6,6 +6,7 @@ The public face: what is listed here is promised; everything else is importable 
 from importlib.metadata import version
 
 from langchain_dpicl.backends.decisions import DecisionsBackend
+from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.baselines import (
@@ -40,9 +41,10 @@ from langchain_dpicl.exceptions import (
     UnsilencableModelError,
 )
 from langchain_dpicl.free_form import DPFreeFormRunnable
+from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling import PromptPATELabeler
-from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
+from langchain_dpicl.models import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
@@ -60,6 +62,7 @@ __all__ = [
     "Budget",
     "CapabilityError",
     "ChatEmbedded",
+    "ChatLocal",
     "ConfigurationError",
     "DPFewShotChatMessagePromptTemplate",
     "DPFewShotPromptTemplate",
@@ -70,11 +73,14 @@ __all__ = [
     "DemonstrationSynthesizer",
     "EmbeddedLLM",
     "FreeFormResult",
+    "Grammar",
+    "HuggingFaceBackend",
     "LabelClassifier",
     "LabelledPool",
     "LabellingInterruptedError",
     "LangChainBackend",
     "LedgerError",
+    "LocalLLM",
     "ModelCallError",
     "NoPrivacyBudgetError",
     "PoolEntry",

@@ -193,8 +193,10 @@ class Script:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public wording and rules as JSON values."""
+        fingerprint = getattr(self.backend, "tokenizer_fingerprint", None)
         return {
             "model": self.backend.name,
+            **({} if fingerprint is None else {"tokenizer": fingerprint}),
             "public_top_k": self.public_top_k,
             "stop": list(self.stop),
             "decoding": self.decoding.to_dict(),
@@ -260,11 +262,17 @@ class _SegmentWriter:
             self._write_forced(None)
 
     def domain(self, block: Block | None) -> Walk[Domain]:
-        """Returns the candidates of the next token (a walk)."""
+        """Returns the candidates of the next token (a walk); the only one that a grammar leaves is written for free."""
         carrier = block if block is not None and block.carries_public else None
-        found = yield from self.script.domain(self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher)
-        self.stuck = not len(found)
-        return found
+        while True:
+            found = yield from self.script.domain(self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher)
+            self.stuck = not len(found)
+            if self.matcher is None or len(found) != 1 or len(self.draft.tokens) >= MAX_FORCED:
+                return found
+            self._append(found.token(0), block)
+            self._write_forced(block)
+            if self.has_ended():
+                return found
 
     def write(self, token: Token, block: Block) -> None:
         """Appends a released token, and what must follow it."""
@@ -274,7 +282,7 @@ class _SegmentWriter:
 
     def has_ended(self) -> bool:
         """Whether the segment is over; a function of released and public things."""
-        if self.stuck:
+        if self.stuck or (self.matcher is not None and self.matcher.is_stuck()):
             return True
         if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
             return True
@@ -344,6 +352,8 @@ def make_script(
             "top tokens. Take a local model, a server with enough top_logprobs, or mechanism='gumbel'."
         )
         raise CapabilityError(msg)
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise fail("grammar", "a Grammar, such as Grammar.regex(...)", type(grammar).__name__)
     bound = None if grammar is None else grammar.bind(backend)
     return Script(backend, wording, segments, *rules, decoding, labels, needs_logits=needs_logits, grammar=bound)
 

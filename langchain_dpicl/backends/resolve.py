@@ -1,7 +1,15 @@
-"""Turns the model a user hands in into an engine. Knows nothing of privacy and makes no private call."""
+"""Turns the model a user hands in into an engine. Knows nothing of privacy and makes no private call.
+
+Stock objects of `langchain_huggingface` that hold a local model are taken apart: `HuggingFacePipeline` (its prompts are
+continued as they are) and `ChatHuggingFace` around one (its prompts are messages). Private work calls the model itself,
+so that their callbacks, caches and traces see none of it, and their sampling parameters (temperature, top_k, stop, ...)
+play no part in it. For other lengths, rows or devices than the usual ones, hand in `HuggingFaceBackend(...)` itself.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
@@ -19,6 +27,12 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 TEXT_ONLY = frozenset({("langchain_anthropic", "ChatAnthropic"), ("langchain_anthropic", "AnthropicLLM")})
 """Classes of models that have no logprobs, by package and name: they vote with their text without being probed."""
 
+PIPELINES = frozenset({("langchain_huggingface", "HuggingFacePipeline")})
+"""Completion models around a pipeline of transformers, by package and name."""
+
+AROUND_PIPELINES = frozenset({("langchain_huggingface", "ChatHuggingFace")})
+"""Chat models that may hold one of those; otherwise they hold an endpoint, which is not local."""
+
 _NO_WRAPPER = "pass the model itself rather than a chain, fallback or configurable wrapper around it"
 
 
@@ -26,9 +40,10 @@ def as_backend(llm: Any) -> NextTokenBackend:
     """Returns the engine behind `llm`, for writing token by token.
 
     Args:
-      llm: an engine (taken as it is), a model or object that carries one as `backend`, or a LangChain chat or
-        completion model, bound or not (adapted with the defaults of `LangChainBackend`, which probes it with public
-        text and takes as many top tokens as it reports). A wrapper that chooses a model for each call is none of these.
+      llm: an engine (taken as it is), a model or object that carries one as `backend`, a stock Hugging Face model (see
+        the module), or another LangChain chat or completion model, bound or not (adapted with the defaults of
+        `LangChainBackend`, which probes it with public text and takes as many top tokens as it reports). A wrapper that
+        chooses a model for each call is none of these.
 
     Raises:
       CapabilityError: `llm` is none of these, or reports no logprobs.
@@ -63,6 +78,7 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     | `llm` | engine |
     |---|---|
     | an engine, or something that carries one | itself |
+    | `HuggingFacePipeline`, or `ChatHuggingFace` around one | `HuggingFaceBackend` of its model and tokenizer |
     | `OpenAIDecisions` | `DecisionsBackend`: a probability for every label |
     | a chat or completion model | `LangChainBackend`: top tokens; the caller reads the labels' first tokens |
     | a model of a class without logprobs (Anthropic's), or any with `votes="text"` | `TextVoteBackend`: one-hot votes |
@@ -100,8 +116,9 @@ def as_text_backend(llm: Any) -> TextBackend:
     """Returns the engine behind `llm`, for answers in its own words.
 
     Args:
-      llm: an engine that completes text (taken as it is), a model or object that carries one as `backend`, or a
-        LangChain chat or completion model, bound or not (adapted by `TextVoteBackend`, which probes it).
+      llm: an engine that completes text (taken as it is), a model or object that carries one as `backend`, a stock
+        Hugging Face model (see the module), or another LangChain chat or completion model, bound or not (adapted by
+        `TextVoteBackend`, which probes it).
 
     Raises:
       CapabilityError: `llm` is none of these.
@@ -137,6 +154,8 @@ def _instance(cls: type | None) -> str:
 
 def _carried(llm: Any) -> Any:
     inner, _ = unwrap(llm)
+    if (engine := _local_engine(inner)) is not None:
+        return engine
     # Other runnables pass on attributes of what they wrap, but call something else than it: an engine is not theirs.
     is_model = isinstance(inner, BaseChatModel | BaseLLM)
     return getattr(inner, "backend", None) if is_model or not isinstance(inner, Runnable) else None
@@ -145,6 +164,12 @@ def _carried(llm: Any) -> Any:
 def _text_votes(llm: Any, kind: str | None) -> TextVoteBackend:
     if isinstance(llm, TextVoteBackend):
         return llm
+    if _pipeline_of(unwrap(llm)[0]) is not None:
+        raise CapabilityError(
+            f'expected a model that only writes text with votes="text", found {type(unwrap(llm)[0]).__name__}, which '
+            "holds a local model that gives every label a probability; leave votes out, or hand in "
+            "ChatLocal(backend=...) for what it writes"
+        )
     if kind in {"chat", "completion"}:
         return TextVoteBackend(llm)
     raise CapabilityError(
@@ -172,3 +197,65 @@ def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
 def _is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:
     """By name, so that no provider's package is imported: whoever holds such a model has imported it."""
     return any((base.__module__.partition(".")[0], base.__name__) in classes for base in type(model).__mro__)
+
+
+_engines: weakref.WeakKeyDictionary[Any, dict[tuple[bool, int, int], NextTokenBackend]] = weakref.WeakKeyDictionary()
+"""Engines made of pipelines, by the pipeline: an engine holds its model and tokenizer, and not the pipeline."""
+
+_making = threading.Lock()
+_USUAL_LENGTH = 512 + 128
+
+
+def _pipeline_of(model: Any) -> Any:
+    """Returns the pipeline of transformers that a stock object holds; None for anything else."""
+    held = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
+    return getattr(held, "pipeline", None) if _is_one_of(held, PIPELINES) else None
+
+
+def _local_engine(model: Any) -> NextTokenBackend | None:
+    """Returns the engine of a stock object's model and tokenizer, the same for the same pipeline; None for others.
+
+    Raises:
+      CapabilityError: it does not continue text, or its model is refused.
+      ConfigurationError: its tokenizers differ, or are missing.
+    """
+    pipeline = _pipeline_of(model)
+    if pipeline is None:
+        return None
+    if pipeline.task != "text-generation":
+        raise CapabilityError(
+            f"expected a pipeline for text-generation, found one for {pipeline.task}; take a causal language model"
+        )
+    is_chat = _is_one_of(model, AROUND_PIPELINES)
+    tokenizer = _one_tokenizer(model if is_chat else pipeline, pipeline)
+    key = (is_chat, id(tokenizer), id(pipeline.model))  # an engine keeps both, so that their numbers stay theirs
+    with _making:
+        known = _engines.setdefault(pipeline, {})
+        if key not in known:
+            known[key] = _engine_of(pipeline.model, tokenizer, is_chat=is_chat)
+        return known[key]
+
+
+def _one_tokenizer(model: Any, pipeline: Any) -> Any:
+    """Returns the tokenizer of a chat model, which has its template, or of the pipeline; one vocabulary for both."""
+    tokenizer = model.tokenizer
+    if tokenizer is None or pipeline.tokenizer is None:
+        return pipeline.tokenizer if tokenizer is None else tokenizer
+    if tokenizer is not pipeline.tokenizer and tokenizer.get_vocab() != pipeline.tokenizer.get_vocab():
+        raise ConfigurationError(
+            f"expected one tokenizer, found another vocabulary in {type(model).__name__} than in its pipeline; "
+            "pass ChatHuggingFace(llm=..., tokenizer=pipeline.tokenizer)"
+        )
+    return tokenizer
+
+
+def _engine_of(model: Any, tokenizer: Any, *, is_chat: bool) -> NextTokenBackend:
+    """Returns the engine with its usual lengths, or with three quarters of a shorter context for the prompt."""
+    from langchain_dpicl.backends._hf_loading import inspect_model
+    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+
+    context = inspect_model(model).context
+    if context is None or context >= _USUAL_LENGTH:
+        return HuggingFaceBackend(model, tokenizer, chat=is_chat)
+    room = context // 4
+    return HuggingFaceBackend(model, tokenizer, chat=is_chat, max_prompt_tokens=context - room, max_new_tokens=room)

@@ -190,9 +190,43 @@ def _power(pmf: PLDPmf, count: int, stage: int) -> PLDPmf:
         return pmf
     several, rest = divmod(count, stage)
     if several == 0:
-        return pmf.self_compose(count, _CUT)
-    total = _power(pmf.self_compose(stage, _CUT), several, 30_000)
+        return _repeated(pmf, count)
+    total = _power(_repeated(pmf, stage), several, 30_000)
     return total.compose(_power(pmf, rest, stage), _CUT) if rest else total
+
+
+def _repeated(pmf: PLDPmf, count: int) -> PLDPmf:
+    """What `pmf.self_compose(count, _CUT)` returns, in a fraction of its time: most of that goes into where to cut."""
+    from dp_accounting.pld import pld_pmf
+    from scipy import fft
+
+    step, lowest, masses, lost = pmf._discretization, pmf._lower_loss, pmf._probs, pmf._infinity_mass  # noqa: SLF001
+    low, high = _kept(masses, count)
+    size = fft.next_fast_len(max(high - low + 1, len(masses)))
+    sums = np.real(fft.ifft(fft.fft(masses, size) ** count))  # modulo `size`
+    infinite = _CUT - math.expm1(count * math.log1p(-lost))
+    kept = np.roll(sums, -low)[: high - low + 1]
+    return pld_pmf.DensePLDPmf(step, lowest * count + low, kept, infinite, True)  # pessimistic
+
+
+def _kept(masses: FloatArray, count: int) -> tuple[int, int]:
+    """The first and the last cell of `count` indices added up, but for `_CUT` of their mass, by Chernoff's bound.
+
+    Its moments are at twenty powers of one exponential on either side; none of them leaves e^-20 to e^20.
+    """
+    cells = len(masses)
+    low, high = 0, (cells - 1) * count
+    grown = np.exp(np.arange(cells) / cells)
+    for factor, sign in ((grown, 1), (1.0 / grown, -1)):
+        weighted = masses
+        for order in range(1, 21):
+            weighted = weighted * factor
+            moment = float(weighted.sum())
+            if not 0.0 < moment < math.inf:
+                continue
+            end = (count * math.log(moment) + math.log(2.0 / _CUT)) * cells / (sign * order)
+            low, high = (low, min(high, math.ceil(end))) if sign > 0 else (max(low, math.floor(end)), high)
+    return low, high
 
 
 def grid_step(inside: Steps, *, is_coarse: bool) -> float:

@@ -153,6 +153,14 @@ def test_rows_read_forced_text_as_well() -> None:
     assert list(dict.fromkeys(seen)) == [b'{"kind": "', b'{"kind": "ham", "n": ', b'{"kind": "ham", "n": 7']
 
 
+@pytest.mark.parametrize("engine", ["whole vocabulary", "public row in the batch"])
+def test_a_forced_text_that_could_be_spelled_in_several_ways_is_no_choice(engine: str, releases: list[int]) -> None:
+    llm = ENGINES[engine](characters_of_records, [*CHARACTERS, '{"', "kind", '": "'])
+    made = json_writing("", llm=llm, redraw_every=8)
+    assert json.loads(text_of(made)) == {"kind": "ham", "n": 73}
+    assert len(releases) == 3
+
+
 def test_a_text_that_is_forced_from_end_to_end_reads_no_record(releases: list[int]) -> None:
     budget, spy = house(), SpyBackend(word_copier(WORDS), vocabulary=WORDS)
     made = writing(llm=spy, budget=budget, grammar=Grammar.choices([" my card was late"]))

@@ -89,7 +89,7 @@ def test_probabilities_are_the_same_from_logits(engine: Any, monkeypatch: pytest
 
 def test_a_session_is_told_public_things_only_and_every_row_keeps_its_place() -> None:
     engine = full_engine()
-    writing(llm=engine, num_slots=5, shots_per_slot=2, overfill=0.5).run()
+    writing(llm=engine, num_slots=5, shots_per_slot=2, overfill=0.02).run()
     opened = engine.opened[0]
     assert opened["num_rows"] == 5 == len(opened["prompts"])
     assert opened["shared"] == "Messages.\n\n"

@@ -94,7 +94,10 @@ class TestChains:
             "model_name": "dpicl-embedded",
             "max_tokens": 64,
             "temperature": 0.0,
+            "top_k": None,
+            "top_p": 1.0,
             "seed": None,
+            "stop": None,
         }
         assert "backend" not in repr(model) + str(model.model_dump())
 

@@ -1,0 +1,350 @@
+"""A local engine behind LangChain's two interfaces: what a call asks for, and how text becomes pieces. For `models`.
+
+Serves PUBLIC prompts, token by token. Knows nothing of privacy, and no engine by name: what has `generate`, `encode`,
+`count_tokens`, `token_bytes`, `eos` and `name` will do. What an engine may have besides: `top_k` and `top_p` of its
+`generate`, and `chat` with `render_chat(messages)`, which turns roles and contents into a prompt that `generate` takes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, model_validator
+
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an engine continues.
+
+    Attributes:
+      given: a text, or what the engine's `render_chat` made of messages.
+      ends_in_space: whether the text so far ends in a space. Engines leave it out, as their words start with one, so
+        that it is dropped from what they write.
+    """
+
+    given: str | Sequence[int]
+    ends_in_space: bool
+
+
+ROWS = 16
+"""Prompts that are written together where a call brings many."""
+
+_NEEDED = ("generate", "encode", "count_tokens", "token_bytes", "eos", "name")
+_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+_NEVER = -9999.0
+"""What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
+
+
+class Served(BaseModel):
+    """The fields that a served model has, chat or not."""
+
+    max_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0)
+    top_k: int | None = Field(default=None, ge=1)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    seed: int | None = None
+    stop: list[str] | None = None
+    backend: Any = Field(exclude=True, repr=False)
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        missing = [name for name in _NEEDED if not hasattr(self.backend, name)]
+        if missing or isinstance(self.backend, type):
+            found = self.backend.__name__ if isinstance(self.backend, type) else type(self.backend).__name__
+            msg = (
+                f"expected a local engine as backend, found {found} without {', '.join(missing) or 'an instance'}; "
+                "pass HuggingFaceBackend(...) or EmbeddedModel(), or use from_path(...)"
+            )
+            raise ConfigurationError(msg)
+        return self
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Returns the model's own tokens."""
+        return list(self.backend.encode(text))
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What names the model in caches and traces."""
+        return {
+            "model_name": self.backend.name,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+        }
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        """What tracers are told: the engine's name, and who serves it."""
+        params = super()._get_ls_params(stop=stop if stop is not None else self.stop, **kwargs)  # type: ignore[misc]
+        return {"ls_model_name": self.backend.name, **params, "ls_provider": "dpicl"}
+
+
+def served_from_path(kind: type[Any], path: Any, options: dict[str, Any]) -> Any:
+    """Returns a served model of a local folder; what is no option of the engine is a field of the model.
+
+    Raises:
+      ConfigurationError: an option of neither.
+    """
+    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+
+    known = inspect.signature(HuggingFaceBackend).parameters
+    fields = {name: value for name, value in options.items() if name not in known}
+    if strange := sorted(set(fields) - set(kind.model_fields)):
+        fitting = sorted({*known, *Served.model_fields} - {"model", "backend"})
+        msg = f"expected options of the engine or the model ({', '.join(fitting)}), found {strange}"
+        raise ConfigurationError(msg)
+    engine = {name: value for name, value in options.items() if name in known}
+    return kind(backend=HuggingFaceBackend(path, **engine), **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one call asks for: the model's fields, overruled by the call."""
+
+    max_tokens: int
+    temperature: float
+    sampling: dict[str, Any]
+    seed: int | None
+    stop: tuple[str, ...]
+    top_logprobs: int | None
+
+    @classmethod
+    def of(cls, model: Served, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Wish:
+        """Reads a call.
+
+        Raises:
+          ConfigurationError: a number out of range, or a way of sampling that the engine does not have.
+        """
+
+        def asked(name: str) -> Any:
+            given = kwargs.get(name)
+            return getattr(model, name) if given is None else given
+
+        top_k, top_p = asked("top_k"), asked("top_p")
+        sampling = {**({} if top_k is None else {"top_k": top_k}), **({} if top_p == 1 else {"top_p": top_p})}
+        if strange := sorted(set(sampling) - set(inspect.signature(model.backend.generate).parameters)):
+            msg = f"expected {model.backend.name} to be sampled by temperature alone, found {strange}; leave that out"
+            raise ConfigurationError(msg)
+        words = model.stop if stop is None else stop
+        top_logprobs = _at_least("top_logprobs", 0, kwargs.get("top_logprobs") or 0)
+        return cls(
+            max_tokens=_at_least("max_tokens", 1, asked("max_tokens")),
+            temperature=float(asked("temperature")),
+            sampling=sampling,
+            seed=asked("seed"),
+            stop=tuple(word for word in words or () if word),
+            top_logprobs=top_logprobs if kwargs.get("logprobs") else None,
+        )
+
+    def coins(self) -> Generator:
+        """Coins of the public sampling."""
+        return Generator(PCG64(self.seed))
+
+
+def _at_least(name: str, least: int, value: Any) -> int:
+    if int(value) < least:
+        raise ConfigurationError(f"expected {name} >= {least}, found {name}={value}")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to a text."""
+
+    text: str
+    num_tokens: int = 1
+    entries: tuple[dict[str, Any], ...] = ()
+    finish_reason: str | None = None
+
+    def info(self) -> dict[str, Any] | None:
+        """The chunk's generation info."""
+        info: dict[str, Any] = {"logprobs": {"content": list(self.entries)}} if self.entries else {}
+        if self.finish_reason:
+            info["finish_reason"] = self.finish_reason
+        return info or None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A whole text."""
+
+    text: str
+    num_tokens: int
+    info: dict[str, Any]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], wish: Wish) -> Written:
+        """Joins the pieces."""
+        info: dict[str, Any] = {"finish_reason": pieces[-1].finish_reason}
+        if wish.top_logprobs is not None:
+            info["logprobs"] = {"content": [entry for piece in pieces for entry in piece.entries]}
+        return cls("".join([piece.text for piece in pieces]), sum([piece.num_tokens for piece in pieces]), info)
+
+
+def write(backend: Any, prompt: Prompt, wish: Wish) -> Iterator[Piece]:
+    """Yields one piece per token and a last one that says why the text ended.
+
+    Text that may become a stop string is held back until it is known not to.
+    """
+    row = _Row(backend, prompt, wish)
+    for tokens, shares in _steps(backend, [prompt], wish):
+        yield row.add(int(tokens[0]), shares[0])
+        if row.finished:
+            return
+    yield row.end("length", 0)
+
+
+def write_all(backend: Any, prompts: Sequence[Prompt], wish: Wish) -> list[Written]:
+    """Returns one text per prompt."""
+    texts: list[Written] = []
+    for first in range(0, len(prompts), ROWS):
+        block = prompts[first : first + ROWS]
+        rows = [_Row(backend, prompt, wish) for prompt in block]
+        pieces: list[list[Piece]] = [[] for _ in block]
+        for tokens, shares in _steps(backend, block, wish):
+            for place in [place for place, row in enumerate(rows) if not row.finished]:
+                pieces[place].append(rows[place].add(int(tokens[place]), shares[place]))
+            if all(row.finished for row in rows):
+                break
+        for place in [place for place, row in enumerate(rows) if not row.finished]:
+            pieces[place].append(rows[place].end("length", 0))
+        texts += [Written.of(one, wish) for one in pieces]
+    return texts
+
+
+def _steps(backend: Any, prompts: Sequence[Prompt], wish: Wish) -> Iterator[tuple[Any, Any]]:
+    """Yields at most `max_tokens` steps; fewer where the engine has no room for more."""
+    given = [prompt.given for prompt in prompts]
+    steps = backend.generate(given, temperature=wish.temperature, rng=wish.coins(), **wish.sampling)
+    for _, step in zip(range(wish.max_tokens), steps, strict=False):
+        yield step
+
+
+class _Row:
+    """One text that grows by tokens."""
+
+    def __init__(self, backend: Any, prompt: Prompt, wish: Wish) -> None:
+        self._backend = backend
+        self._wish = wish
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._drops_space = prompt.ends_in_space
+        self.finished = False
+
+    def add(self, token: int, shares: NDArray[np.float64]) -> Piece:
+        """Returns what a token adds.
+
+        Raises:
+          ModelCallError: the model gave no numbers.
+        """
+        if not shares.any():
+            raise ModelCallError(f"{self._backend.name} gave no numbers for a prompt; try another dtype or model")
+        if token == self._backend.eos:
+            return self.end("stop", 1)
+        self._held += self._decoder.decode(self._backend.token_bytes(token))
+        if self._drops_space and self._held:
+            self._held, self._drops_space = self._held.removeprefix(" "), False
+        if (short := cut(self._held, self._wish.stop)) != self._held:
+            self.finished = True
+            return Piece(short, finish_reason="stop")
+        entries = () if self._wish.top_logprobs is None else (self._entry(token, shares),)
+        ready = len(self._held) - _undecided(self._held, self._wish.stop)
+        piece, self._held = Piece(self._held[:ready], entries=entries), self._held[ready:]
+        return piece
+
+    def end(self, reason: str, num_tokens: int) -> Piece:
+        """Returns what is left."""
+        self.finished = True
+        return Piece(self._held + self._decoder.decode(b"", final=True), num_tokens, finish_reason=reason)
+
+    def _entry(self, token: int, shares: NDArray[np.float64]) -> dict[str, Any]:
+        """One position of OpenAI's `logprobs.content`; the end of the text is the empty token."""
+
+        def shown(candidate: int) -> dict[str, Any]:
+            raw = self._backend.token_bytes(candidate)
+            chance = math.log(shares[candidate]) if shares[candidate] > 0 else _NEVER
+            return {"token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": chance}
+
+        best = np.argsort(-shares, kind="stable")[: self._wish.top_logprobs]
+        return {**shown(token), "top_logprobs": [shown(int(one)) for one in best if shares[one] > 0]}
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """Returns what stands before the first stop string."""
+    places = [place for word in stop if (place := text.find(word)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def _undecided(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    lengths = range(min(len(text), max(map(len, stop), default=1) - 1), 0, -1)
+    return next((length for length in lengths if any(word.startswith(text[-length:]) for word in stop)), 0)
+
+
+def is_chat(backend: Any) -> bool:
+    """Whether an engine takes a prompt as a user's message."""
+    return bool(getattr(backend, "chat", False)) and hasattr(backend, "render_chat")
+
+
+def text_prompt(backend: Any, text: str) -> Prompt:
+    """Returns a text as the engine reads it: as a message where it has a chat template."""
+    return Prompt(text, ends_in_space=text.endswith(" ") and not is_chat(backend))
+
+
+def chat_prompt(backend: Any, messages: Sequence[BaseMessage]) -> Prompt:
+    """Returns messages as the engine reads them: by its chat template, or as one text where it has none."""
+    if not is_chat(backend):
+        return text_prompt(backend, flatten_messages(messages))
+    said = [{"role": _role(message), "content": str(message.text)} for message in messages]
+    continued = bool(said) and said[-1]["role"] == "assistant" and said[-1]["content"].endswith(" ")
+    if continued:
+        said[-1]["content"] = said[-1]["content"].rstrip(" ")
+    return Prompt(backend.render_chat(said), ends_in_space=continued)
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    kind = message.type.removesuffix("MessageChunk").lower()
+    if kind not in _ROLES:
+        raise ConfigurationError(f"expected messages by {sorted(_ROLES)}, found one of type {message.type!r}")
+    return _ROLES[kind]
+
+
+def num_read(backend: Any, prompt: Prompt) -> int:
+    """Returns the number of tokens of a prompt."""
+    given = prompt.given
+    return int(backend.count_tokens(given)) if isinstance(given, str) else len(given)
+
+
+def flatten_messages(messages: Sequence[BaseMessage]) -> str:
+    r"""Returns the one prompt that a chat model without a chat template continues.
+
+    Contents are joined by blank lines; an AI message stands on the line after the message it answers. Where earlier AI
+    messages show how answers look, the answer asked for starts on a line of its own; otherwise the model continues the
+    last message where it ends. A last message by the AI is continued, too.
+
+    >>> from langchain_core.messages import AIMessage, HumanMessage
+    >>> flatten_messages([HumanMessage("red"), AIMessage("colour"), HumanMessage("blue")])
+    'red\ncolour\n\nblue\n'
+    """
+    prompt = ""
+    for number, message in enumerate(messages):
+        if number:
+            prompt += "\n" if isinstance(message, AIMessage) else "\n\n"
+        prompt += str(message.text)
+    answered = any(isinstance(message, AIMessage) for message in messages)
+    return prompt + "\n" if answered and not isinstance(messages[-1], AIMessage) else prompt

@@ -1,0 +1,286 @@
+"""A batch of rows at one public shape: read once, then one token at a time. Knows ids only, no text and no privacy.
+
+Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never depends
+on what is in it. Two layouts:
+
+- `RightBatch`, fast: rows stand at the left and padding behind them, which causal attention never looks back at. No
+  mask is built but one row of numbers that grows by a zero per token; a beginning that all rows share is read once.
+- `LeftBatch`, for models that need their tokens side by side (narrow sliding windows, recurrent layers) or make their
+  own masks. Its first column is always padding: without any, models take a short cut that others' lengths would decide.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from langchain_dpicl.backends import _hf_cache as caches
+from langchain_dpicl.backends._hf_loading import Facts
+
+_KEEPS = ("logits_to_keep", "num_logits_to_keep")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The public shape of a batch.
+
+    Attributes:
+      size: rows.
+      length: tokens that every row is padded to, shared ones included.
+      room: tokens to come.
+      shared: ids that all rows begin with, read once; they are no part of the rows that are handed in.
+      is_fast: whether the fast layout does.
+    """
+
+    size: int
+    length: int
+    room: int
+    shared: tuple[int, ...] = ()
+    is_fast: bool = False
+
+
+class Batch(Protocol):
+    """Rows that grow; all answers are raw logits float[rows, width] or, for `many`, float[rows, k, width]."""
+
+    def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads the rows."""
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds one token to every row: int64[rows]."""
+
+    def many(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Adds the same tokens to every row, at once."""
+
+    def mark(self) -> Any:
+        """Remembers this place."""
+
+    def rewind(self, mark: Any) -> None:
+        """Goes back to a place, as often as wanted."""
+
+    def moved(self, device: torch.device | str) -> None:
+        """Moves the cache, bit for bit."""
+
+
+class Body:
+    """A model and how its forward is called.
+
+    Args:
+      model: a causal model of the transformers package.
+      facts: what is public about it.
+      filler: the id of an ordinary token that pads rows.
+    """
+
+    def __init__(self, model: Any, facts: Facts, *, filler: int) -> None:
+        self.model = model
+        self.facts = facts
+        self.filler = filler
+        self.config = model.config.get_text_config(decoder=True)
+        self.takes_positions = "position_ids" in facts.takes
+        self._keep = next((name for name in _KEEPS if name in facts.takes), None)
+        self._begun: dict[tuple[int, ...], list[caches.Pair]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go."""
+        return torch.device(self.model.device)
+
+    @property
+    def lowest(self) -> float:
+        """What a mask adds to what must not be seen."""
+        return float(torch.finfo(self.model.dtype).min)
+
+    def forward(self, ids: torch.Tensor, cache: Any, *, keep: int = 1, **inputs: torch.Tensor | None) -> torch.Tensor:
+        """Returns the raw logits float[rows, keep, width] of the last `keep` positions."""
+        if self.model.training:
+            self.model.eval()
+        given = {name: value for name, value in inputs.items() if value is not None}
+        if self._keep:
+            given[self._keep] = keep  # type: ignore[assignment]
+        answer = self.model(input_ids=ids, past_key_values=cache, use_cache=True, return_dict=True, **given)
+        logits: torch.Tensor = answer.logits
+        return logits[:, -keep:]
+
+    def begun(self, shared: tuple[int, ...]) -> list[caches.Pair]:
+        """Returns the keys and values of a PUBLIC beginning, for one row; the last two are kept."""
+        if shared not in self._begun:
+            cache = caches.roomy_cache(self.config, len(shared))
+            self.forward(torch.tensor([shared], device=self.device), cache)
+            while len(self._begun) > 1:
+                del self._begun[next(iter(self._begun))]
+            self._begun[shared] = caches.written(cache)
+        return self._begun[shared]
+
+    def forget(self) -> None:
+        """Frees what was kept of public beginnings."""
+        self._begun.clear()
+
+
+class RightBatch:
+    """Rows at the left, padding behind them; see the module."""
+
+    def __init__(self, body: Body, shape: Shape) -> None:
+        self._body = body
+        self._shape = shape
+        begun = body.begun(shape.shared) if shape.shared else None
+        room = shape.length + shape.room
+        self._cache = caches.roomy_cache(body.config, room, begun)
+        self._mask = torch.zeros((shape.size, 1, 1, room), dtype=body.model.dtype, device=body.device)
+        self._positions = torch.zeros((shape.size, 1), dtype=torch.int64, device=body.device)
+        self._used = len(shape.shared)
+
+    def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads the rows: all but each row's last token at once, the last ones as a step."""
+        shape, device = self._shape, self._body.device
+        begun, width = len(shape.shared), shape.length - len(shape.shared)
+        ids, lengths = _padded(rows, width, self._body.filler)
+        last = torch.from_numpy(ids[np.arange(len(rows)), lengths - 1]).to(device)
+        ends = torch.from_numpy(lengths).to(device)[:, None] - 1
+        if width > 1:
+            body = torch.from_numpy(ids[:, :-1]).to(device)
+            places = torch.arange(begun, begun + width - 1, device=device).expand(shape.size, -1)
+            mask = self._after_shared(width - 1) if begun else None
+            self._body.forward(body, self._cache, attention_mask=mask, position_ids=places)
+            hidden = torch.arange(width - 1, device=device)[None] >= ends
+            self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(hidden, self._body.lowest)
+        self._used = begun + width - 1
+        self._positions = begun + ends
+        return self.step(last)
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds one token to every row."""
+        self._reserve(1)
+        raw = self._body.forward(
+            tokens[:, None],
+            self._cache,
+            attention_mask=self._mask[..., : self._used + 1],
+            position_ids=self._positions,
+        )
+        self._used += 1
+        self._positions = self._positions + 1
+        return raw[:, -1]
+
+    def many(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Adds the same tokens to every row."""
+        count, device = len(tokens), self._body.device
+        self._reserve(count)
+        end = self._used + count
+        mask = self._mask[..., :end].repeat(1, 1, count, 1)
+        mask[..., self._used :].masked_fill_(_ahead(count, device), self._body.lowest)
+        raw = self._body.forward(
+            torch.tensor(tokens, device=device).expand(self._shape.size, -1),
+            self._cache,
+            keep=count,
+            attention_mask=mask,
+            position_ids=self._positions + torch.arange(count, device=device),
+        )
+        self._used = end
+        self._positions = self._positions + count
+        return raw
+
+    def mark(self) -> tuple[int, torch.Tensor]:
+        """Remembers this place."""
+        return self._used, self._positions
+
+    def rewind(self, mark: tuple[int, torch.Tensor]) -> None:
+        """Goes back to a place."""
+        self._used, self._positions = mark
+        for layer in self._cache.layers:
+            layer.rewind(self._used)
+
+    def moved(self, device: torch.device | str) -> None:
+        """Moves the cache."""
+        for layer in self._cache.layers:
+            layer.moved(device)
+
+    def _after_shared(self, count: int) -> torch.Tensor:
+        """A mask for all rows: what was shared is seen, and what stands before."""
+        begun, device = len(self._shape.shared), self._body.device
+        mask = torch.zeros((1, 1, count, begun + count), dtype=self._mask.dtype, device=device)
+        mask[..., begun:].masked_fill_(_ahead(count, device), self._body.lowest)
+        return mask
+
+    def _reserve(self, count: int) -> None:
+        """Makes the mask longer where more tokens come than there is room for."""
+        missing = self._used + count - self._mask.shape[-1]
+        if missing > 0:
+            self._mask = torch.nn.functional.pad(self._mask, (0, max(missing, self._mask.shape[-1])))
+
+
+class LeftBatch:
+    """Padding first, rows behind it; see the module. What is shared is read with every row."""
+
+    def __init__(self, body: Body, shape: Shape) -> None:
+        self._body = body
+        self._shape = shape
+        self._cache = caches.own_cache(body.config)
+        self._mask = torch.zeros((shape.size, 0), dtype=torch.int64, device=body.device)
+        self._positions = torch.zeros((shape.size, 1), dtype=torch.int64, device=body.device)
+
+    def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads the rows."""
+        shape, device = self._shape, self._body.device
+        whole = [[*shape.shared, *row] for row in rows]
+        ids, lengths = _padded([row[::-1] for row in whole], shape.length + 1, self._body.filler)
+        real = np.arange(shape.length + 1)[None] < lengths[:, None]
+        self._mask = torch.from_numpy(np.ascontiguousarray(real[:, ::-1])).to(device).to(torch.int64)
+        places = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)
+        self._positions = places[:, -1:] + 1
+        return self._run(torch.from_numpy(np.ascontiguousarray(ids[:, ::-1])).to(device), places, 1)[:, -1]
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds one token to every row."""
+        return self._add(tokens[:, None])[:, -1]
+
+    def many(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Adds the same tokens to every row."""
+        return self._add(torch.tensor(tokens, device=self._body.device).expand(self._shape.size, -1))
+
+    def mark(self) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Remembers this place."""
+        return copy.deepcopy(self._cache), self._mask, self._positions
+
+    def rewind(self, mark: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+        """Goes back to a place."""
+        cache, self._mask, self._positions = mark
+        self._cache = copy.deepcopy(cache)
+
+    def moved(self, device: torch.device | str) -> None:
+        """Leaves the cache where it is: its layers are the library's own."""
+        del device
+
+    def _add(self, ids: torch.Tensor) -> torch.Tensor:
+        count = ids.shape[1]
+        self._mask = torch.nn.functional.pad(self._mask, (0, count), value=1)
+        places = self._positions + torch.arange(count, device=ids.device)
+        self._positions = self._positions + count
+        return self._run(ids, places, count)
+
+    def _run(self, ids: torch.Tensor, places: torch.Tensor, keep: int) -> torch.Tensor:
+        given = places if self._body.takes_positions else None
+        return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=given)
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:
+    """Returns int64[rows, width], and each row's length."""
+    ids = np.full((len(rows), width), filler, np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    return ids, np.array([len(row) for row in rows], np.int64)
+
+
+def _ahead(count: int, device: torch.device) -> torch.Tensor:
+    """bool[count, count]: what stands after a position."""
+    return torch.ones((count, count), dtype=torch.bool, device=device).triu_(1)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that memory has run out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said

@@ -1,0 +1,157 @@
+"""Writes texts with a local model, each row its own. Knows no privacy; coins here protect nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from langchain_dpicl.backends._hf_batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends._hf_engine import NO_ROOM, Engine
+from langchain_dpicl.backends._hf_prompts import Prompts
+from langchain_dpicl.backends._hf_rows import answered
+from langchain_dpicl.backends._hf_sampling import Taste, drawn, likeliest, shares
+from langchain_dpicl.backends._hf_sessions import PrivateRows
+from langchain_dpicl.backends._hf_vocabulary import Floats, Ints
+from langchain_dpicl.backends.embedded import cut
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be written.
+
+    Attributes:
+      max_tokens: a text ends after this many tokens.
+      stop: and before the first of these strings.
+      taste: how tokens are drawn.
+      spell: the bytes of a token.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    taste: Taste
+    spell: Callable[[int], bytes]
+
+
+class _Text:
+    """One text as it is written; stop strings are found across tokens, and looked for where they can be new."""
+
+    def __init__(self, job: Job, *, eos: int) -> None:
+        self._job = job
+        self._eos = eos
+        self._stop = [word.encode("utf-8", "replace") for word in job.stop]
+        self._longest = max(map(len, self._stop), default=1)
+        self._written = bytearray()
+        self.has_ended = False
+
+    def add(self, token: int) -> None:
+        """Adds a token, unless the text has ended."""
+        self.has_ended |= token == self._eos
+        if self.has_ended:
+            return
+        since = max(0, len(self._written) - self._longest + 1)
+        self._written += self._job.spell(token)
+        self.has_ended = any(self._written.find(word, since) >= 0 for word in self._stop)
+
+    def read(self) -> str:
+        """Returns the text before the first stop string."""
+        return cut(self._written.decode("utf-8", "replace"), self._job.stop)
+
+
+def in_private(engine: Engine, reader: Prompts, prompts: Sequence[str], job: Job, *, cap: int) -> list[str]:
+    """Returns one text per private prompt, at public shapes; "" where one fails."""
+    begun = reader.begun("", cap=cap)
+    steps = min(job.max_tokens, engine.left_after(cap))
+    shape = engine.shape(cap, max(steps, 1), reader.apart(begun))
+    rows = reader.rows(prompts, shared="", begun=begun, cap=cap)
+    private = PrivateRows([row and row[len(shape.shared) :] for row in rows], "units", shape, has_public=False)
+    texts = [""] * len(prompts)
+    answered(engine, private, lambda batch, rows: _written(engine, batch, rows, job, steps=steps), texts.__setitem__)
+    return texts
+
+
+def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[str]:
+    """Returns one text per PUBLIC row, at the rows' own lengths.
+
+    Raises:
+      ModelCallError: the model failed.
+    """
+    texts: list[str] = []
+    for start in range(0, len(rows), engine.row_batch):
+        block = rows[start : start + engine.row_batch]
+        steps = min(job.max_tokens, engine.left_after(max(map(len, block))))
+        shape = _shape(engine, block, max(steps, 1))
+        texts += _public(engine, lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
+    return texts
+
+
+def generated(
+    engine: Engine, rows: Sequence[Sequence[int]], taste: Taste, *, room: int
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] it is from.
+
+    It ends where the model's context does, and otherwise never.
+    """
+    if not rows:
+        while True:
+            yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
+    left = engine.left_after(max(map(len, rows)))
+    batch = engine.batch(_shape(engine, rows, room, reach=left))
+    raw = _public(engine, lambda: batch.start(rows))
+    while True:
+        with torch.inference_mode():
+            told = shares(engine.reader.settle(raw), engine.vocabulary)
+        tokens = drawn(told, taste, engine.vocabulary)
+        yield tokens, told
+        left -= 1
+        if left < 0:
+            return
+        raw = _public(engine, lambda tokens=tokens: batch.step(_moved(engine, tokens)))  # type: ignore[misc]
+
+
+def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: int | None = None) -> Shape:
+    return replace(engine.shape(max(map(len, rows)), room, reach=reach), size=len(rows))
+
+
+def _public(engine: Engine, action: Callable[[], Any]) -> Any:
+    """Returns what a public call of the model returns.
+
+    Raises:
+      ModelCallError: it failed.
+    """
+    kind = ""
+    try:
+        with engine.lock, torch.inference_mode():
+            return action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a model raises
+        kind = "memory" if is_out_of_memory(error) else type(error).__name__
+    engine.free()
+    raise ModelCallError(NO_ROOM if kind == "memory" else f"the model failed on a public prompt: {kind}")
+
+
+def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: Job, *, steps: int) -> list[str]:
+    """Returns one text per row, all written together until the last has ended."""
+    texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
+    raw = batch.start(rows) if steps > 0 else torch.empty(0)
+    for left in range(steps, 0, -1):
+        settled = engine.reader.settle(raw)
+        if job.taste.temperature == 0:
+            tokens = likeliest(settled, engine.vocabulary)
+        else:
+            tokens = drawn(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
+        for text, token in zip(texts, tokens.tolist(), strict=True):
+            text.add(token)
+        if left == 1 or all(text.has_ended for text in texts):
+            break
+        raw = batch.step(_moved(engine, tokens))
+    return [text.read() for text in texts]
+
+
+def _moved(engine: Engine, tokens: Ints) -> torch.Tensor:
+    return torch.from_numpy(tokens).to(engine.body.device)

@@ -1,0 +1,229 @@
+"""Runs a local model at public shapes, and finds out by public text which shapes keep rows apart. Knows no private row.
+
+Nobody promises that a row of a matrix product keeps its bits whatever stands in the other rows, or wherever it stands.
+So each shape is tried out when it is first used: one public prompt in all places, next to neighbours of every
+length. If a bit moves, rows run one at a time, where there is nothing to move them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from langchain_dpicl.backends import _hf_cache as caches
+from langchain_dpicl.backends._hf_batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
+from langchain_dpicl.backends._hf_vocabulary import Reader, Vocabulary, probabilities
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+
+Kind = Literal["slots", "units"]
+"""Whether the number of rows is public (a row may depend on its place) or secret (it may not)."""
+
+BLOCK = 16
+"""Tokens that are already known are read in blocks of this many; the rest one by one, as they would be written."""
+
+_PROBE = 12
+_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in a model of many layers
+
+
+class Engine:
+    """A model, its candidates, and what was learnt about it.
+
+    Args:
+      body: the model.
+      vocabulary: its candidates.
+      row_batch: rows that run together where their number is secret.
+      limit: tokens that it can read and write together; None: no limit.
+    """
+
+    def __init__(self, body: Body, vocabulary: Vocabulary, *, row_batch: int, limit: int | None) -> None:
+        self.body = body
+        self.vocabulary = vocabulary
+        self.row_batch = row_batch
+        self.limit = limit
+        self.reader = Reader(vocabulary)
+        self.lock = threading.RLock()
+        self._layout: type[LeftBatch | RightBatch] | None = None
+        self._shares = False
+        self._sizes: dict[tuple[Kind, int, int, int], int] = {}
+
+    def batch(self, shape: Shape) -> Batch:
+        """Returns a new batch."""
+        return (RightBatch if shape.is_fast else LeftBatch)(self.body, shape)
+
+    @property
+    def layout(self) -> type[LeftBatch | RightBatch]:
+        """How rows are padded: the fast way if the model bears it.
+
+        Raises:
+          CapabilityError: it answers differently when its prompt is padded.
+        """
+        if self._layout is None:
+            with self.lock, torch.inference_mode():
+                self._choose_layout()
+            self.body.forget()
+        return self._layout or LeftBatch
+
+    def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> Shape:
+        """Returns the shape of one row: the fast one if `length` and what may come (`reach`, or `room`) are seen whole.
+
+        Raises:
+          CapabilityError: the model answers differently when its prompt is padded.
+        """
+        window = self.body.facts.window
+        is_seen = window is None or length + (room if reach is None else reach) <= window
+        is_fast = is_seen and self.layout is RightBatch
+        return Shape(1, length, room, shared if is_fast and self._shares else (), is_fast=is_fast)
+
+    def limit_at(self, shape: Shape) -> int | None:
+        """Returns how many tokens a row of a shape can come to."""
+        window = self.body.facts.window if shape.is_fast else None
+        return min([limit for limit in (self.limit, window) if limit is not None], default=None)
+
+    def left_after(self, length: int) -> int:
+        """Returns how many tokens may be written after `length`."""
+        return sys.maxsize if self.limit is None else self.limit - length
+
+    def _choose_layout(self) -> None:
+        is_plain = caches.is_plain(self.body.config) and self.body.takes_positions
+        if is_plain and self._pads(RightBatch, shared=0):
+            self._layout, self._shares = RightBatch, self._pads(RightBatch, shared=5)
+        elif self._pads(LeftBatch, shared=0):
+            self._layout = LeftBatch
+        else:
+            raise CapabilityError(
+                f"expected a model that answers alike with and without padding, found "
+                f"{type(self.body.model).__name__}, which does not: its rows cannot be brought to one public length"
+            )
+
+    def _pads(self, layout: type[LeftBatch | RightBatch], *, shared: int) -> bool:
+        """Whether a public prompt is answered as without padding, token by token and in one block."""
+        ids, tail = self._probe(0, _PROBE), self._probe(1, 3)
+        close = _CLOSE.get(self.body.model.dtype, _CLOSE_LOW)
+        try:
+            batch = layout(
+                self.body, Shape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
+            )
+            found = [batch.start([ids[shared:]])]
+            mark = batch.mark()
+            found += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
+            batch.rewind(mark)
+            found.append(batch.many(tail)[:, -1])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False
+        told = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
+        pairs = zip(found, [*told, told[-1]], strict=True)
+        return all(self._distance(left, right) <= close for left, right in pairs)
+
+    def _unpadded(self, ids: list[int]) -> torch.Tensor:
+        answer = self.body.model(input_ids=torch.tensor([ids], device=self.body.device), use_cache=False)
+        logits: torch.Tensor = answer.logits
+        return logits[:, -1]
+
+    def _distance(self, left: torch.Tensor, right: torch.Tensor) -> float:
+        """Total variation between two answers; 1 if one of them is none."""
+        shares = [self.reader.settle(raw).softmax(dim=1) for raw in (left, right)]
+        return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))
+
+    def _probe(self, number: int, length: int) -> list[int]:
+        """Public ids from all over the vocabulary."""
+        keys = self.vocabulary.candidates
+        places = (np.arange(length, dtype=np.int64) * 7919 + 104729 * number + 13) % len(keys)
+        return [int(id_) for id_ in keys[places]]
+
+    def size_for(self, kind: Kind, wanted: int, shape: Shape) -> int:
+        """Returns how many rows run together at a shape: at most `wanted`, public, and learnt once.
+
+        Raises:
+          ModelCallError: not even one row fits into memory.
+        """
+        key = (kind, wanted, shape.length, len(shape.shared))
+        if key not in self._sizes:
+            with self.lock, torch.inference_mode():
+                self._sizes[key] = self._tried(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
+        return self._sizes[key]
+
+    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, found: int) -> None:
+        """Remembers that `found` rows do not fit.
+
+        Raises:
+          ModelCallError: not even one row fits into memory.
+        """
+        self.free()
+        if found <= 1:
+            raise ModelCallError(NO_ROOM)
+        key = (kind, wanted, shape.length, len(shape.shared))
+        with self.lock, torch.inference_mode():
+            self._sizes[key] = self._tried(kind, (found + 1) // 2, shape)
+
+    def free(self) -> None:
+        """Gives back memory that nothing holds."""
+        self.body.forget()
+        gc.collect()
+        if self.body.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _tried(self, kind: Kind, size: int, shape: Shape) -> int:
+        while size > 1:
+            verdict = self._fits(
+                lambda size=size: self._keeps_apart(replace(shape, size=size), wherever=kind == "units")  # type: ignore[misc]
+            )
+            if verdict is not None:
+                return size if verdict else 1
+            self.free()
+            size = (size + 1) // 2
+        return 1
+
+    @staticmethod
+    def _fits(action: Callable[[], bool]) -> bool | None:
+        """Returns what `action` returns; None if memory ran out."""
+        try:
+            return action()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
+
+    def _keeps_apart(self, shape: Shape, *, wherever: bool) -> bool:
+        """Whether a row keeps its bits whatever its neighbours are, and, if asked, wherever it stands.
+
+        One prompt stands in the first half of the places, then in the second, each time beside other rows.
+        """
+        half = (shape.size + 1) // 2
+        first, second = self._answers(shape, half, 0), self._answers(shape, half, 1)
+        if bool((first[:half] == first[:1]).all() and (second[half:] == first[:1]).all()):
+            return True
+        if wherever:
+            return False
+        again = self._answers(shape, half, 2), self._answers(shape, half, 3)
+        return torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:])
+
+    def _answers(self, shape: Shape, half: int, number: int) -> torch.Tensor:
+        """The bits of every kind of answer, int64[rows, ...], where the prompt stands in one half of the places."""
+        width = shape.length - len(shape.shared)
+        probe = self._probe(2, max(1, (2 * width) // 3))
+        rows = [
+            probe if (row < half) == (number % 2 == 0) else self._probe(3 + row + 97 * number, 1 + (row * 37) % width)
+            for row in range(shape.size)
+        ]
+        batch = self.batch(shape)
+        told = [batch.start(rows)]
+        told.append(batch.many(self._probe(1, BLOCK))[:, -1])
+        told.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
+        settled = [self.reader.settle(raw) for raw in told]
+        ids = self.vocabulary.candidates[:64]
+        shares = [torch.from_numpy(probabilities(one, ids)).view(torch.int64) for one in settled]
+        bits = [one.view(torch.int32).to("cpu", torch.int64) for one in settled]
+        return torch.cat([*bits, *shares], dim=1)
+
+
+NO_ROOM = "the model ran out of memory with a single row; lower max_prompt_tokens, or take a smaller model or dtype"

@@ -1,0 +1,248 @@
+"""Loads and inspects local models: what is refused, how long they may read, how they end. Knows no prompt.
+
+Everything here is decided from the model, its configuration and the caller's options, and is therefore public. Models
+whose rows depend on the rows beside them are refused by what they are made of: no test on sample inputs proves that a
+scale shared by the batch never matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+_CAPACITIES = ("expert_capacity", "capacity_factor", "moe_capacity_factor", "expert_capacity_factor")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_num_routed_experts")
+_EXPERT_MODULES = re.compile(r"Moe|MoE|MOE|Expert")
+_RESCALED = ("dynamic", "longrope")
+"""Rotary scalings that look at the longest row of the batch once it passes the original length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is public about a model.
+
+    Attributes:
+      context: tokens it can read and write together; None: it names no limit.
+      window: tokens the narrowest sliding attention sees; None: all attention sees everything.
+      width: columns of its logits.
+      mixes_rows: whether experts gather tokens of all rows, so that it is run one row at a time.
+      ends: the ids with which it says that it has finished, by its own configuration.
+      takes: the names of its forward's arguments.
+    """
+
+    context: int | None
+    window: int | None
+    width: int
+    mixes_rows: bool
+    ends: tuple[int, ...]
+    takes: frozenset[str]
+
+
+def load(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> tuple[Any, Any]:
+    """Returns model and tokenizer, read from a local folder where a path was given.
+
+    An object stays where it is and as it is unless `device` says otherwise.
+
+    Raises:
+      ConfigurationError: no such folder, a hub's name, or options that would change the caller's object.
+    """
+    _check_installed()
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigurationError(f"expected dtype in {DTYPES} or None, found {dtype!r}")
+    tokenizer = _tokenizer(tokenizer, model)
+    if isinstance(model, str | os.PathLike):
+        model = _from_folder(_folder(model), dtype)
+        device = device or _best_device()
+    elif dtype is not None and str(model.dtype) != f"torch.{dtype}":
+        raise ConfigurationError(
+            f"expected a model object in dtype {dtype}, found {model.dtype}: its weights are yours and are not "
+            "converted here; call model.to(...) before, or pass the path of the model"
+        )
+    if device is not None and str(model.device) != device:
+        model.to(device)
+    model.eval()
+    return model, tokenizer
+
+
+def _check_installed() -> None:
+    """Refuses to go on without the extra."""
+    missing = None
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        missing = error.name or "torch"
+    else:
+        del torch, transformers
+    if missing:
+        raise ConfigurationError(
+            f"expected the packages of local models, found no {missing}; install langchain-dpicl[hf]"
+        )
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path)
+    if not folder.exists():
+        raise ConfigurationError(
+            f"expected a model object or the path of a local model, found {os.fspath(path)!r}, which does not exist; "
+            "names of a hub are not looked up: download the model first and pass its folder"
+        )
+    return folder
+
+
+def _from_folder(folder: Path, dtype: str | None) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    wanted = getattr(torch, dtype) if dtype else "auto"
+    with _no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=wanted
+        )
+
+
+def _tokenizer(tokenizer: Any, model: Any) -> Any:
+    if tokenizer is None and not isinstance(model, str | os.PathLike):
+        raise ConfigurationError("expected a tokenizer with a model object, found None; pass tokenizer=...")
+    tokenizer = model if tokenizer is None else tokenizer
+    if not isinstance(tokenizer, str | os.PathLike):
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_folder(tokenizer), local_files_only=True, trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def inspect_model(model: Any) -> Facts:
+    """Returns what is public about a model.
+
+    Raises:
+      CapabilityError: it keeps no cache, is no causal model, or computes one row from others.
+    """
+    config = _text_config(model.config)
+    takes = frozenset(inspect.signature(model.forward).parameters)
+    if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
+        raise CapabilityError(
+            f"expected a causal language model with a key-value cache, found {type(model).__name__}; "
+            "take a decoder-only model of AutoModelForCausalLM"
+        )
+    if reason := _couples(model, config):
+        raise CapabilityError(
+            f"expected a model that computes each row from its own prompt, found {type(model).__name__} with {reason}: "
+            "one record would move all rows; take the same model without it"
+        )
+    return Facts(
+        context=_context(config),
+        window=_window(config),
+        width=_width(model, config),
+        mixes_rows=_mixes_rows(model, config),
+        ends=tuple(dict.fromkeys([*_ids(getattr(model, "generation_config", None)), *_ids(config)])),
+        takes=takes,
+    )
+
+
+def _text_config(config: Any) -> Any:
+    found = getattr(config, "get_text_config", None)
+    return found(decoder=True) if callable(found) else config
+
+
+def _ids(config: Any) -> Iterable[int]:
+    found = getattr(config, "eos_token_id", None)
+    return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+
+def _context(config: Any) -> int | None:
+    names = list(_CONTEXTS)
+    ropes = [getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
+    ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
+    rescaled = [rope for rope in ropes if (rope.get("rope_type") or rope.get("type")) in _RESCALED]
+    found = [rope.get("original_max_position_embeddings") for rope in rescaled]
+    found += [getattr(config, name, None) for name in [*names, *["original_max_position_embeddings"] * bool(rescaled)]]
+    return min([value for value in found if isinstance(value, int) and value > 0], default=None)
+
+
+def _window(config: Any) -> int | None:
+    from transformers.cache_utils import DynamicCache
+
+    layers = DynamicCache(config=config).layers
+    windows = [int(getattr(layer, "sliding_window", 0) or 0) for layer in layers if getattr(layer, "is_sliding", False)]
+    return min(windows, default=None)
+
+
+def _width(model: Any, config: Any) -> int:
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return int(config.vocab_size if weight is None or weight.ndim != 2 else max(head.weight.shape[0], 0))
+
+
+def _mixes_rows(model: Any, config: Any) -> bool:
+    counted = any(isinstance(count := getattr(config, name, None), int) and count > 1 for name in _EXPERTS)
+    return counted or any(_EXPERT_MODULES.search(type(module).__name__) for module in model.modules())
+
+
+def _couples(model: Any, config: Any) -> str:
+    """Says what couples the rows of a batch; "" if nothing known does."""
+    import torch
+
+    if any(getattr(config, name, None) for name in _CAPACITIES):
+        return "experts of limited capacity"
+    for module in model.modules():
+        kind = type(module)
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  the base of all of them
+            return "batch normalisation"
+        if ".quantized.dynamic" in kind.__module__ or kind.__name__ == "Linear8bitLt":
+            return "quantisation of activations at run time"
+    return _quantised(model, config)
+
+
+def _quantised(model: Any, config: Any) -> str:
+    said = "quantisation of activations at run time"
+    if any(_is_activation_quantised(parameter) for parameter in model.parameters()):
+        return said
+    settings = getattr(config, "quantization_config", None) or getattr(model.config, "quantization_config", None) or {}
+    settings = settings if isinstance(settings, dict) else vars(settings)
+    dynamic = settings.get("activation_scheme") == "dynamic" or settings.get("load_in_8bit")
+    return said if dynamic or "'dynamic': True" in str(settings.get("config_groups")) else ""
+
+
+def _is_activation_quantised(parameter: torch.Tensor) -> bool:
+    names = f"{type(parameter).__name__} {type(parameter.data).__name__}"
+    return "ActivationQuantized" in names
+
+
+def public_name(model: Any) -> str:
+    """Returns a model's own name without the folder it was read from."""
+    written = str(getattr(model.config, "_name_or_path", "") or "")
+    return Path(written).name or type(model).__name__

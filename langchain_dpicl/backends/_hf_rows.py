@@ -1,0 +1,72 @@
+"""Asks a local model about private rows once, chunk by chunk at the public shape. Knows no text and no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from langchain_dpicl.backends._hf_batches import Batch, is_out_of_memory
+from langchain_dpicl.backends._hf_engine import Engine
+from langchain_dpicl.backends._hf_sessions import PrivateRows
+from langchain_dpicl.backends.rows import guarded
+
+Answer = Callable[[Batch, list[list[int]]], Sequence[Any]]
+"""Takes a new batch and the rows it is to be started with; returns one answer per row."""
+
+
+def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None]) -> None:
+    """Puts the answer of every row that has one.
+
+    Where a chunk fails, each of its rows is asked again in its own place, beside empty ones: its bits stay the same.
+
+    Raises:
+      ModelCallError: memory ran out with a single row.
+    """
+    with engine.lock:
+        count = len(private.rows)
+        place = 0
+        while place < count:
+            size = engine.size_for("units", engine.row_batch, private.shape)
+            members = dict(enumerate(range(place, min(place + size, count))))
+            fits = _put_chunk(engine, private, answer, put, members)
+            if fits:
+                place += size
+            else:
+                engine.shrink("units", engine.row_batch, private.shape, found=size)
+                place = 0  # all rows are computed at the same size
+
+
+def _put_chunk(
+    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
+) -> bool:
+    """Puts the answers of one chunk, or of each of its rows; False if memory ran out."""
+    for group in ([members], [{place: row} for place, row in members.items()]):
+        outcomes = [guarded(lambda some=some: _put(engine, private, answer, put, some)) for some in group]  # type: ignore[misc]
+        if False in outcomes:
+            return False
+        if outcomes == [True]:
+            break
+    return True
+
+
+def _put(
+    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
+) -> bool:
+    """Puts the answers of rows in their places; False if memory ran out, and raises whatever else goes wrong."""
+    size = engine.size_for("units", engine.row_batch, private.shape)
+    rows = [private.rows[members[place]] if place in members else None for place in range(size)]
+    try:
+        with torch.inference_mode():
+            batch = engine.batch(replace(private.shape, size=size))
+            found = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False
+        raise
+    for place, row in members.items():
+        if rows[place] is not None:
+            put(row, found[place])
+    return True

@@ -1,0 +1,145 @@
+"""Tiny causal models with random weights, and tokenizers trained on a few lines, made on the spot for tests."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+LINES = (
+    "Topic: red\nText: the apple is red and the rose is red\n\n",
+    "Topic: blue\nText: the sea is blue and wide, a lake is blue\n\n",
+    "Question: why was my card charged twice?\nAnswer: one charge is only held and goes back in three days.\n\n",
+    "Word: seven\nKind: number\n\nWord: green\nKind: colour\n\n",
+    "Instruction: write a short message that a customer sends to a bank, of the kind that is named.\n\n",
+    "naïve café, 12 € and 3 £; \U0001f600 \U0001f680\n",
+)
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<s>", "</s>", "<unk>", "<pad>", "<|im_start|>", "<|im_end|>")
+
+
+@functools.cache
+def _trained(size: int) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(LINES * 3, trainer)
+    return tokenizer.to_str()
+
+
+def byte_tokenizer(*, chat: bool = False, size: int = 420, **options: Any) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer, as most models have them."""
+    given = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | options
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_trained(size)), **given)
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def piece_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer whose words carry their space, and bytes their number, as SentencePiece writes them."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    names = ["<s>", "</s>", "<unk>", *[f"<0x{byte:02X}>" for byte in range(256)]]
+    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=names)
+    tokenizer.train_from_iterator(LINES * 3, trainer)
+    parts = json.loads(tokenizer.to_str())
+    parts["added_tokens"] = parts["added_tokens"][:3]  # bytes are ordinary tokens
+    made = Tokenizer.from_str(json.dumps(parts))
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def _made(kind: str, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return getattr(transformers, kind)(config).to(dtype).eval()
+
+
+def llama(vocab_size: int = 420, *, dtype: torch.dtype = torch.float32, context: int = 512, **options: Any) -> Any:
+    """Rotary positions, grouped heads."""
+    given: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": context,
+        "initializer_range": 0.3,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 3,
+        "tie_word_embeddings": False,
+    }
+    config = transformers.LlamaConfig(vocab_size=vocab_size, **(given | options))
+    return _made("LlamaForCausalLM", config, dtype=dtype)
+
+
+def gpt2(vocab_size: int = 420, *, context: int = 512, **options: Any) -> Any:
+    """Learned positions."""
+    given: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": context, "initializer_range": 0.3}
+    config = transformers.GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=1, **(given | options))
+    return _made("GPT2LMHeadModel", config)
+
+
+def sliding(vocab_size: int = 420, *, window: int = 12, context: int = 512) -> Any:
+    """Attention that sees only the last few tokens."""
+    config = transformers.MistralConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        sliding_window=window,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made("MistralForCausalLM", config)
+
+
+def alibi(vocab_size: int = 420) -> Any:
+    """Positions as a slope on the distance: it takes no position ids."""
+    config = transformers.BloomConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made("BloomForCausalLM", config)
+
+
+def experts(vocab_size: int = 420) -> Any:
+    """A mixture of experts without limits: what an expert computes together depends on all rows."""
+    config = transformers.MixtralConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _made("MixtralForCausalLM", config)
