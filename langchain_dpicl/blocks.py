@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,13 @@ from langchain_dpicl.backends.full_rows import (
 )
 from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.exceptions import ConfigurationError, LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivateAccessError,
+)
 from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.bounded import BoundedSum
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -64,6 +70,9 @@ class Runs:
             self._threshold = test.start(self._num_rows, rng=SYSTEM_RANDOM)
         statistic = test.statistic(softmax_rows(logits), softmax_rows(public_scores(domain)[None])[0])
         return self._threshold.is_above(statistic, rng=SYSTEM_RANDOM)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("Runs hold private noise: they cannot be copied, pickled or sent elsewhere.")
 
     def __repr__(self) -> str:
         return "Runs(<private>)"
@@ -149,6 +158,9 @@ class Block:
     def close(self) -> None:
         """Drops prompts and caches."""
         self._rows.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("Block holds private prompts: it cannot be copied, pickled or sent elsewhere.")
 
     def __repr__(self) -> str:
         return "Block(<private>)"

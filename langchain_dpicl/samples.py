@@ -174,9 +174,13 @@ class SecretSample:
         """Takes one release off what is left."""
         self._check_home()
         with self._lock:
-            spent = self._render is None or min(self.left, self.answers_left) <= 0
-            if self._render is None or spent or isinstance(self.plan.sampler, AllocatedSlots):
+            if self._render is None or min(self.left, self.answers_left) <= 0:
                 raise PrivacyBudgetError(_NONE_LEFT)
+            if isinstance(self.plan.sampler, AllocatedSlots) or self.plan.test is not None:
+                msg = (
+                    "sample: expected a plan of one sample without a test for free releases, found another. Use blocks."
+                )
+                raise PrivacyBudgetError(msg)
             self.left -= 1
             self.answers_left -= 1
             return self._render

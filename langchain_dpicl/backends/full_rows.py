@@ -151,7 +151,8 @@ class FullRowSource:
     def _boxed(self, scored: Rows | None, columns: NDArray[np.int64]) -> Boxed:
         width = len(columns)
         if fits(scored, len(self.prompts), width):
-            return Boxed(scored)
+            # In one memory layout, so that sums along a row do not depend on how many rows there are.
+            return Boxed(np.ascontiguousarray(scored))
         out = np.full((len(self.prompts), width), np.nan)
         for row in range(len(self.prompts)):
             one = guarded(lambda row=row: self._score_one(row, columns))  # type: ignore[misc]
@@ -160,8 +161,12 @@ class FullRowSource:
         return Boxed(out)
 
     def _score_one(self, row: int, columns: NDArray[np.int64]) -> Rows:
-        with contextlib.closing(self._opened((self.prompts[row],), 1)) as session:
-            return session.logits(columns)
+        """Scores a row by itself, at the place and in the shape it had: its bits are those of the whole batch."""
+        place, alone = 0, self.prompts[row : row + 1]
+        if self.side.num_rows is not None:
+            place, alone = row, tuple(prompt if i == row else None for i, prompt in enumerate(self.prompts))
+        with contextlib.closing(self._opened(alone, self.side.num_rows)) as session:
+            return session.logits(columns)[place : place + 1]
 
 
 def _bare(error: DPICLError) -> DPICLError:

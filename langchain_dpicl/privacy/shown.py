@@ -118,6 +118,7 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
         yield f"shows {paid} releases for each of its labels, its tickets allow {by_label}"
     if is_logit:
         yield from _logit_problems(component, book)
+    yield from _design_problems(component)
     if shown.get("sampling") == "fixed" and book.adjacency != "replace_one":
         yield f"shows a sample of fixed size under {book.adjacency!r}, for which there is no theorem"
     twice = 2 if book.adjacency == "replace_one" and len(by_label) > 1 else 1
@@ -128,6 +129,31 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
         yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
     if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
         yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def _design_problems(component: Component) -> Iterator[str]:
+    """A deal is one ticket for all demonstrations of a label; else blocks are as long as the redraw period says."""
+    shown = component.public
+    if "sampling" not in shown:
+        return
+    caps, period = shown["max_tokens"].values(), shown["redraw_every"]
+    if shown["sampling"] == "disjoint":
+        wanted = {shown["shots_per_label"]: sum(caps)}
+        found = {_batches(ticket): _length(ticket) // _batches(ticket) for ticket in component.tickets}
+        if "free_tokens" not in shown and found != wanted:
+            yield f"shows batches and releases of a deal {wanted}, its tickets have {found}"
+        if {ticket.max_count for ticket in component.tickets} != {1} or set(found) != set(wanted):
+            yield "shows one deal for each of its labels, its tickets are others"
+    elif any(_batches(ticket) > 1 for ticket in component.tickets):
+        yield f"shows sampling {shown['sampling']!r}, its tickets are deals"
+    elif "free_tokens" not in shown:
+        wanted_lengths = {length for cap in caps for length in (min(period, cap), cap % period) if length}
+        if (lengths := {_length(ticket) for ticket in component.tickets}) != wanted_lengths:
+            yield f"shows redraw_every {period!r}, its tickets have blocks of {sorted(lengths)}"
+
+
+def _batches(ticket: Ticket) -> int:
+    return ticket.event.num_batches if isinstance(ticket.event, events.AllocatedEvent) else 1
 
 
 def _private_releases(shown: Mapping[str, Any]) -> int:
@@ -148,6 +174,12 @@ def _logit_problems(component: Component, book: Book) -> Iterator[str]:
         center=shown.get("center") if shown["mechanism"] == "clip_and_blend" else None,
     )
     moved = clipped.sensitivity(row_shape=shown["rows"], adjacency=book.adjacency).require("range")
+    if not same(shown["noise_scale"], shown["temperature"]):
+        yield f"shows noise_scale {shown['noise_scale']!r}, which is its temperature {shown['temperature']!r}"
+    if shown.get("center") != clipped.center:
+        yield f"shows center {shown.get('center')!r}, mechanism {shown['mechanism']!r} has {clipped.center!r}"
+    if "free_tokens" in shown:
+        check_real("free_tokens", shown["free_tokens"], low=0.0, high=1.0, low_open=True, high_open=True)
     if not same(shown["temperature"], temperature := shown["noise_multiplier"] * moved):
         yield f"shows temperature {shown['temperature']!r}, its clip and noise make {temperature!r}"
     tests = {part.epsilon for t in component.tickets for part in event_parts(t.event) if isinstance(part, PureEvent)}
@@ -159,7 +191,7 @@ def _logit_problems(component: Component, book: Book) -> Iterator[str]:
 def _length(ticket: Ticket) -> int:
     """Returns the releases of one ticket: a block on one secret sample, or on each batch of a deal, is one event."""
     inner = ticket.event.event if isinstance(ticket.event, _ON_A_SAMPLE) else ticket.event
-    batches = ticket.event.num_batches if isinstance(ticket.event, events.AllocatedEvent) else 1
+    batches = _batches(ticket)
     if isinstance(inner, events.ComposedEvent):  # runs of a test, and what they let through
         counts = [part.count for part in inner.events if isinstance(part, events.RepeatedEvent)]
         if len(counts) != len(inner.events) or len(set(counts)) != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,15 @@ import pytest
 from langchain_dpicl import blocks
 from langchain_dpicl.backends.domains import Domain
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.backends.full_rows import log_rows, softmax_rows
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.backends.full_rows import FullRowSource, PublicSide, log_rows, softmax_rows
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivateAccessError,
+    SynthesisInterruptedError,
+)
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
@@ -26,6 +34,8 @@ from langchain_dpicl.privacy.events import (
     canonical_json,
 )
 from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.samples import SecretSample
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin, temperature_of
 from tests.doubles import WORDS
 from tests.full_doubles import FullFake, full_engine, same_coins
@@ -148,7 +158,53 @@ def test_an_engine_that_raises_for_one_prompt_fails_that_row_alone(monkeypatch: 
     dead = [int(np.isnan(rows).all(axis=1).sum()) for rows in sums.matrices]
     assert set(dead) <= {0, 1}
     assert 1 in dead
-    assert any("num_rows" in opened and opened["num_rows"] == 1 for opened in engine.opened)
+    # A row that is scored by itself is scored at its own place of the same shape: that is what keeps its bits.
+    again = [opened for opened in engine.opened if sum(prompt is not None for prompt in opened["prompts"]) == 1]
+    assert again
+    assert {(len(opened["prompts"]), opened["num_rows"]) for opened in engine.opened} == {(2, 2)}
+    whole = engine.opened[engine.opened.index(again[0]) - 1]
+    place = next(i for i, prompt in enumerate(again[0]["prompts"]) if prompt is not None)
+    assert again[0]["prompts"][place] == whole["prompts"][place]
+
+
+def test_unit_rows_that_are_scored_by_themselves_keep_their_number_secret() -> None:
+    records = [*RECORDS[:-1], {"text": "broken record", "topic": "transfer"}]
+    engine = full_engine(breaks_on="broken record")
+    writing(private_examples(records), llm=engine, rows="units", num_slots=200).run()
+    assert {opened["num_rows"] for opened in engine.opened} == {None}
+    assert any(len(opened["prompts"]) == 1 for opened in engine.opened)
+
+
+def test_rows_of_any_memory_layout_have_the_same_bits() -> None:
+    class Columns(FullFake):
+        def open_full(self, prompts: Any, prefix: Any, **options: Any) -> Any:
+            session = super().open_full(prompts, prefix, **options)
+            real = session.logits
+            session.logits = lambda columns=None: np.asfortranarray(real(columns))  # type: ignore[method-assign]
+            return session
+
+    engine = Columns(word_copier(WORDS), vocabulary=WORDS)
+    source = FullRowSource(engine, ("a\nmy", "b\nmy"), [], PublicSide("my", num_rows=2))
+    rows = source.logits(np.arange(4)).take()
+    assert rows.flags.c_contiguous
+
+
+def test_a_sample_of_a_plan_that_tests_is_read_through_blocks_alone() -> None:
+    plan = TokenRule("recentered_clip", free_tokens=0.5, private_tokens=1).plan(
+        PoissonUnits(1.0), num_rows=10, noise_multiplier=1.0, redraw_every=10
+    )
+    sample = SecretSample(private_examples()._pool("card", ledger_id=None), plan, length=10)
+    with pytest.raises(PrivacyBudgetError, match="blocks"):
+        next(sample.next_release(rows=lambda _: None, render=lambda _: "p", width=5))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_blocks_and_runs_of_a_test_are_not_copied(copied: Any) -> None:
+    plan = writing().plan.release
+    block = blocks.Block(("p",), (), backend=full_engine(), plan=plan, length=1, release=None)
+    for secret in (block, blocks.Runs(plan)):
+        with pytest.raises(PrivateAccessError):
+            copied(secret)
 
 
 def test_a_failed_row_counts_nothing() -> None:
@@ -392,7 +448,8 @@ def test_a_report_of_every_plan_verifies_and_no_number_in_it_can_be_edited(name:
     assert verify_report(report).ok, verify_report(report).problems
     public = report["shares"][0]["components"][0]["public"]
     numbers = {"clip", "temperature", "noise_multiplier", "private_tokens", "test_noise_multiplier", "num_slots"}
-    edited = [key for key in numbers | {"shots_per_label", "shots_per_slot", "overfill"} if key in public]
+    design = {"shots_per_label", "shots_per_slot", "overfill"} | ({"noise_scale"} if "clip" in public else set())
+    edited = [key for key in numbers | design if key in public]
     assert "noise_multiplier" in edited
     for key in edited:
         forged = copy.deepcopy(report)
@@ -400,10 +457,16 @@ def test_a_report_of_every_plan_verifies_and_no_number_in_it_can_be_edited(name:
         shown[key] = shown[key] * 2
         harmless = key == "private_tokens" and public[key] >= 6  # as many as there are tokens, or more of them
         assert verify_report(with_digest(forged)).ok == harmless, key
-    for key, value in (("mechanism", "gaussian"), ("mechanism", "difference_clip"), ("sampling", "fixed")):
+    forgeries = [("mechanism", "gaussian"), ("sampling", "fixed")]
+    if public["sampling"] == "disjoint" or public["redraw_every"] == 1:  # a deal of one batch is a sample of its own
+        forgeries += [("sampling", "poisson" if public["sampling"] == "disjoint" else "disjoint")]
+    if "clip" in public:
+        forgeries += [("mechanism", "difference_clip"), ("center", "another")]
+    if "free_tokens" in public:
+        forgeries += [("free_tokens", 1.6)]
+    elif public["sampling"] == "poisson":
+        forgeries += [("redraw_every", 4)]
+    for key, value in forgeries:
         forged = copy.deepcopy(report)
-        shown = forged["shares"][0]["components"][0]["public"]
-        if shown["mechanism"] == "recentered_clip" and value == "difference_clip":
-            continue  # which of the two centres is not in the tickets: they cost the same
-        shown[key] = value
-        assert not verify_report(with_digest(forged)).ok, key
+        forged["shares"][0]["components"][0]["public"][key] = value
+        assert not verify_report(with_digest(forged)).ok, (key, value)
