@@ -12,7 +12,7 @@ PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp
 # What bench-mechanisms reads.
 MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 CORPUS ?= ../shared/corpus
-PIP = -q --disable-pip-version-check --no-input -c tests/constraints.txt
+PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 # The vault is covered by its own tests: tracing all the others would nearly double their time.
 VAULT_TESTS = tests/unit_tests/privacy
@@ -21,6 +21,9 @@ VAULT_TESTS = tests/unit_tests/privacy
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
+
+# Many processes import the same: what one compiles, the others find.
+test leaks: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv-test/.ready  ## lint, types, import contracts, then every test with sockets closed
 	$(MAKE) --no-print-directory -j 2 check-source check-wheel
@@ -65,6 +68,9 @@ bench-pate: .venv/.ready  ## PromptPATE: honest epsilons, students against zero-
 bench-mechanisms: .venv/.ready  ## mechanisms of generation at equal epsilon on TREC and AGNews: accuracy, distance of the text (or ARGS)
 	.venv/bin/python benchmarks/bench_mechanisms.py --data $(if $(filter file,$(origin DATA)),$(MECHANISM_DATA),$(DATA)) --words $(WORDS) $(ARGS)
 
+bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per token, invink, plain generate, memory (or ARGS=--full, ARGS="--device cuda")
+	.venv-bench/bin/python benchmarks/bench_local.py $(ARGS)
+
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data
 
@@ -82,5 +88,13 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	.venv-test/bin/python -m pip install $(PIP) -e '.[plot]' --group test --group lint
 	touch $@
 
+.venv-bench/.ready: $(STAMP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
+	.venv-bench/bin/python -m pip install $(PIP) -e '.[hf,plot,grammar]' pandas accelerate
+	.venv-bench/bin/python -m pip install $(PIP) --no-deps invink
+	touch $@
+
 clean:
-	rm -rf .venv .venv-test .venv-leaks-* build dist out .coverage
+	rm -rf .venv .venv-test .venv-bench .venv-leaks-* build dist out .coverage

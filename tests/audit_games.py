@@ -158,7 +158,7 @@ def refutations(game: Game, *, looks: int = 1) -> list[str]:
 
 
 def _pieces(runs: int, looks: int) -> list[int]:
-    ends = [round(runs * 2.0 ** (1 + i - looks)) for i in range(looks)]
+    ends = [round(runs * 2.0 ** ((1 + i - looks) / 4)) for i in range(looks)]
     return [end - start for start, end in itertools.pairwise([0, *ends])]
 
 

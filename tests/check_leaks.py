@@ -1,9 +1,11 @@
 """Runs the leak matrix on the lowest and the newest langchain-core, prints it, and fails on a leak or an empty proof.
 
-Lowest: the floors of pyproject.toml, in an environment made here. Newest: what this environment has, and the newest
-release laid over it where pip would not take it. Environments are kept for the next run.
+Lowest: the floors of pyproject.toml and what goes with them, in an environment made here that has all the rest from this
+one. Newest: what this environment has, and the newest release laid over it where pip would not take it. Both are kept for
+the next run.
 
-With --ends the installed release is left out where there is a newer one: the suite has run a sample of it by then.
+With --ends each of the two runs half of the cells, and the installed release none where there is a newer one: every
+channel on both, every cell on one of them. The suite runs a sample on the installed one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import tomllib
@@ -28,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.leaks.channels import CHANNELS  # noqa: E402
 from tests.leaks.matrix import Cell  # noqa: E402
-from tests.leaks.table import cell_from, column, faults, markdown, text  # noqa: E402
+from tests.leaks.table import Column, cell_from, column, faults, markdown, text  # noqa: E402
 
 LOWEST = ROOT / ".venv-leaks-lowest"
 NEWEST = ROOT / ".venv-leaks-newest"
@@ -47,6 +50,9 @@ import langchain_core, langchain_openai, langchain_anthropic, langgraph.graph, l
 from importlib.metadata import version
 print(version("langchain-core"))
 """
+PACKAGES = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+PIP = (sys.executable, "-m", "pip")
+QUICKLY = ("-q", "--disable-pip-version-check", "--no-compile")
 WORKERS = os.cpu_count() or 2
 LONGEST = 600
 A_DAY = 86_400
@@ -71,7 +77,8 @@ def run(*command: str | Path, path: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*first, str(ROOT)])},
+        # What pip leaves uncompiled is compiled where it is imported, and kept.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*first, str(ROOT)]), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -87,7 +94,7 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def requirements() -> list[str]:
-    """What the lowest environment holds: ours and the observers, the named ones at their floors."""
+    """What the lowest environment has of its own: clients and observers, the named ones at their floors."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
     wanted = [one for one in asked if OBSERVERS.match(one)]
@@ -101,11 +108,13 @@ def _name(requirement: str) -> str:
 def lowest() -> Core:
     """Makes the environment of the floors, unless it is there."""
     python, stamp = LOWEST / "bin" / "python", LOWEST / "made-of"
-    contents = [(ROOT / "pyproject.toml").read_text(), CONSTRAINTS.read_text(), sys.version, str(ROOT)]
+    contents = [(ROOT / "pyproject.toml").read_text(), CONSTRAINTS.read_text(), sys.version, str(ROOT), *PACKAGES]
     made_of = hashlib.sha256("\n".join(contents).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != made_of:
-        must(run(sys.executable, "-m", "venv", "--clear", LOWEST))
-        must(run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, "-e", ROOT, *requirements()))
+        must(run(sys.executable, "-m", "venv", "--clear", "--without-pip", LOWEST))
+        own = Path(sysconfig.get_path("purelib", vars={"base": str(LOWEST), "platbase": str(LOWEST)}))
+        (own / "others.pth").write_text("\n".join(PACKAGES))  # they come after its own, and pip leaves them alone
+        must(run(*PIP, "--python", python, "install", *QUICKLY, "-c", CONSTRAINTS, *requirements()))
         stamp.write_text(made_of)
     return Core(python)
 
@@ -129,7 +138,7 @@ def _fetch_newest() -> str:
         return ""
     fresh = NEWEST.with_name(f"{NEWEST.name}-fresh")
     shutil.rmtree(fresh, ignore_errors=True)
-    done = run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", fresh, "langchain-core")
+    done = run(*PIP, "install", *QUICKLY, "--no-deps", "--target", fresh, "langchain-core")
     if done.returncode:
         return "" if stamp.exists() else f"the newest langchain-core could not be fetched: {done.stderr.strip()[-300:]}"
     shutil.rmtree(NEWEST, ignore_errors=True)
@@ -138,34 +147,36 @@ def _fetch_newest() -> str:
     return ""
 
 
-def cells(core: Core, groups: tuple[str, ...], folder: Path) -> tuple[str, list[Cell]]:
-    """Runs some groups on a core, in a process of their own; returns the core's version and the cells."""
+def cells(core: Core, groups: tuple[str, ...], folder: Path, half: int | None) -> tuple[str, list[Cell]]:
+    """Runs some groups on a core, or half of them, in a process of their own; returns the version and the cells."""
     out = folder / f"{abs(hash((core, groups)))}.json"
-    must(run(core.python, "-m", "tests.leaks", "--out", out, *groups, path=core.overlay))
+    part = () if half is None else ("--half", str(half))
+    must(run(core.python, "-m", "tests.leaks", "--out", out, *part, *groups, path=core.overlay))
     found = json.loads(out.read_text())
     return found["core"], [cell_from(cell) for cell in found["cells"]]
 
 
-def run_all(folder: Path, *, ends: bool) -> tuple[list[tuple[str, list[Cell]]], str]:
+def run_all(folder: Path, *, ends: bool) -> tuple[list[Column], str]:
     """Runs every group on every core, some at a time; the lowest environment is made meanwhile."""
+
+    def start(core: Core, half: int) -> list[Future[tuple[str, list[Cell]]]]:
+        return [pool.submit(cells, core, groups, folder, half if ends else None) for groups in PROCESSES]
+
     with ThreadPoolExecutor(WORKERS) as pool, ThreadPoolExecutor(1) as maker:
         making = maker.submit(lowest)
         cores, trouble = newest()
-        cores = cores[-1:] if ends else cores
-        parts: dict[Core, list[Future[tuple[str, list[Cell]]]]] = {}
-        for core in cores:
-            parts[core] = [pool.submit(cells, core, groups, folder) for groups in PROCESSES]
-        floor = making.result()
-        parts = {floor: [pool.submit(cells, floor, groups, folder) for groups in PROCESSES], **parts}
-        done = {core: [future.result() for future in futures] for core, futures in parts.items()}
-    return [(found[0][0], [cell for _, some in found for cell in some]) for found in done.values()], trouble
+        later = [start(core, 1) for core in (cores[-1:] if ends else cores)]
+        parts = [start(making.result(), 0), *later]
+        done = [[future.result() for future in futures] for futures in parts]
+    halves = (0, 1) if ends else [None] * len(done)
+    found = zip(done, halves, strict=True)
+    return [column(some[0][0], [c for _, part in some for c in part], half) for some, half in found], trouble
 
 
 def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found, trouble = run_all(Path(folder), ends="--ends" in sys.argv[1:])
-    columns = [column(core, some) for core, some in found]
+        columns, trouble = run_all(Path(folder), ends="--ends" in sys.argv[1:])
     names = [one.name for one in CHANNELS]
     print(text(columns, names))
     if trouble:
@@ -173,7 +184,8 @@ def main() -> int:
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(markdown(columns, names))
     wrong = faults(columns, expected=names)
-    runs = sum(1 + len(cell.ours) for _, some in found for cell in some if cell.naive is not None)
+    found = [cell for one in columns for cell in one.cells.values()]
+    runs = sum(1 + len(cell.ours) for cell in found if cell.naive is not None)
     print(
         f"\n{len(names)} channels, {runs} runs, {time.monotonic() - started:.0f} s. Written to {os.path.relpath(OUT, ROOT)}"
     )

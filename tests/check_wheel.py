@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,9 +18,12 @@ CHECK = '[{"id": "A", "mechanisms": [{"type": "gaussian", "noise_multiplier": 1,
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Runs a command; its output is shown only when it fails."""
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    # Packages are compiled where they are imported, and kept: of most of them that is a small part.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    parts = [str(part) for part in command]
+    done = subprocess.run(parts, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}")
+        sys.exit(f"{' '.join(parts)}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
@@ -47,7 +51,8 @@ def main() -> int:
             sys.exit("README.md: expected a pip install block")
         run(sys.executable, "-m", "venv", work / "env", cwd=work)
         python = work / "env" / "bin" / "python"
-        run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, f"{wheel}{wanted.group(1)}", cwd=work)
+        quickly = ("-q", "--no-compile", "-c", CONSTRAINTS)
+        run(python, "-m", "pip", "install", *quickly, f"{wheel}{wanted.group(1)}", cwd=work)
         (work / "quickstart.py").write_text(readme("python"))
         shown = run(python, "quickstart.py", cwd=work)
         (work / "checks.json").write_text(CHECK)

@@ -1,6 +1,6 @@
 """The leak matrix on the installed langchain-core, and proof that it can fail: bugs planted here turn cells red.
 
-`tests/check_leaks.py` runs the same cells on the lowest and the newest langchain-core and prints the table.
+`tests/check_leaks.py` runs the whole table on the lowest and the newest langchain-core and prints it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.leaks.channels.registry import everywhere
 from tests.leaks.matrix import Cell, Verdict, run_cell, run_once
 from tests.leaks.models import RECORDS, LeakyChat
 from tests.leaks.rooms import ROOMS, Room
-from tests.leaks.scene import ENTRIES, Scene
+from tests.leaks.scene import ASYNC, ENTRIES, HALVES, Scene, entries_of
 from tests.leaks.table import FEWEST_CHANNELS, cell_from, column, faults, markdown, text
 
 pytestmark = pytest.mark.loopback
@@ -57,8 +57,8 @@ def named(name: str) -> Channel:
 
 @pytest.mark.parametrize(("channel", "entry"), IN_TURN, ids=lambda one: getattr(one, "name", one))
 def test_naive_leaks_and_ours_does_not(channel: Channel, entry: str) -> None:
-    # A sample of the table. `check_leaks.py` runs every cell of it on the lowest and the newest core (`make leaks`: on
-    # this one as well), and the channels of global instrumentation in processes of their own.
+    # A sample of the table. `check_leaks.py` runs half of it on the lowest and the other half on the newest core
+    # (`make leaks`: all of it, on this one as well), and the channels of global instrumentation in processes of their own.
     assert run_cell(channel, entry).fault == ""
 
 
@@ -73,6 +73,16 @@ def test_every_entry_point_of_every_room_is_on_the_table() -> None:
     # The sample takes them all, each on several channels that exist here.
     exist = [(channel, entry) for channel, entry in IN_TURN if not channel.unless(entry)]
     assert min(Counter(entry for _, entry in exist).get(entry, 0) for entry in ENTRIES) > 2
+
+
+def test_two_halves_are_the_table_and_each_has_every_channel_and_every_room() -> None:
+    for row in range(len(CHANNELS)):
+        halves = [entries_of(row, half) for half in (0, 1)]
+        assert sorted(entry for half in halves for entry in half) == sorted(entries_of(row)) == sorted(ENTRIES)
+        for half in halves:
+            assert 0 < len(ASYNC & set(half)) < len(half)
+            assert [room.name for room in ROOMS if not set(room.entries) & set(half)] == []
+    assert {entries_of(0, 0), entries_of(1, 0)} == set(HALVES)  # so each version sees every entry point
 
 
 # -- the net can fail: planted bugs ---------------------------------------------------------------------------------
@@ -294,6 +304,11 @@ class TestTheJudge:
         right = [replace(cell(), channel=name, entry=entry) for name in many for entry in ENTRIES]
         assert faults([column("1", right)], expected=many) == []
         assert faults([column("1", right[1:])], expected=many) == ["1, channel 0, invoke: did not run"]
+        halves = [column(str(half), _half(right, half), half) for half in (0, 1)]
+        assert faults(halves, expected=many) == []
+        assert faults(halves[:1], expected=many) == ["half 1 of the cells: no version ran it"]
+        assert faults([replace(halves[0], half=None)], expected=many)[0] == "0, channel 0, batch: did not run"
+        assert faults([halves[0], replace(halves[0], half=1)], expected=many)[0] == "0, channel 0, batch: did not run"
         assert "expected at least 22 channels, found 21" in faults([column("1", right[6:])], expected=many[1:])[0]
         assert faults([], expected=many) == ["expected at least one version, found none"]
         leak = replace(right[0], ours={"room": Verdict("R")})
@@ -323,6 +338,8 @@ class TestTheJudge:
         columns = [column(core, [refused, missing, *cells[2:]]) for core in ("1.3.3", "1.7.2", "1.8.2")]
         shown = text(columns, names)
         assert max(map(len, shown.splitlines())) <= 150
+        halves = [column("1", _half(cells, 0), 0), column("2", _half(cells, 1), 1)]
+        assert text(halves, names).count("RV/-") == len(cells)
         assert shown.count("RV/x") == shown.count("n/a  ") == 3
         for note in (f"{names[0]}: no, thank you", f"{names[0]}: no such API"):
             assert shown.count(note) == 1
@@ -331,6 +348,11 @@ class TestTheJudge:
     def test_cells_survive_the_way_between_processes(self) -> None:
         for one in (cell(), cell(naive=None, reason="none")):
             assert cell_from(json.loads(json.dumps(asdict(one)))) == one
+
+
+def _half(cells: Sequence[Cell], half: int) -> list[Cell]:
+    rows = list(dict.fromkeys(one.channel for one in cells))
+    return [one for one in cells if one.entry in entries_of(rows.index(one.channel), half)]
 
 
 def _refuse() -> Any:
@@ -351,7 +373,7 @@ class TestTheCheck:
         cells = [replace(cell(), channel=one.name, entry=entry) for one in CHANNELS for entry in ENTRIES]
         if leaky:
             cells[7] = replace(cells[7], ours={"room": Verdict("V")})
-        monkeypatch.setattr(check_leaks, "run_all", lambda folder, *, ends: ([("1.3.3", cells)], "no network"))
+        monkeypatch.setattr(check_leaks, "run_all", lambda folder, *, ends: ([column("1.3.3", cells)], "no network"))
         monkeypatch.setattr(check_leaks, "OUT", tmp_path / "out" / "leaks.md")
         assert check_leaks.main() == leaky
         shown = capsys.readouterr().out

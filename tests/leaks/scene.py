@@ -14,6 +14,15 @@ from tests.leaks.models import LeakyChat, LeakyLLM
 ENTRIES = ("invoke", "ainvoke", "batch", "abatch", "stream", "astream")
 """The public methods of a Runnable, by which a component is called inside a chain."""
 
+HALVES = (("invoke", "ainvoke", "astream"), ("batch", "abatch", "stream"))
+"""The same in two halves: each blocks and awaits, and a room that has two entry points has one in each."""
+
+
+def entries_of(row: int, half: int | None = None) -> tuple[str, ...]:
+    """The entry points of a row of the table: all, or those of a half; the halves change places from row to row."""
+    return ENTRIES if half is None else HALVES[(row + half) % 2]
+
+
 ASYNC = frozenset({"ainvoke", "abatch", "astream"})
 
 _RUNNER = asyncio.Runner()

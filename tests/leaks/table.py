@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.leaks.matrix import REFUSED, Cell, Verdict
-from tests.leaks.scene import ENTRIES
+from tests.leaks.scene import ENTRIES, entries_of
 
 FEWEST_CHANNELS = 22
 WIDTH = 150
@@ -16,15 +16,23 @@ SHORT = {"invoke": "inv", "ainvoke": "ainv", "batch": "bat", "abatch": "abat", "
 
 LEGEND = """\
 naive/ours: what shows there of the component as people write it, and of ours.
-R record text   V raw votes   - nothing   x refused with an error of ours before any private call   n/a see below"""
+R record text   V raw votes   - nothing   x refused with an error of ours before any private call   n/a see below
+Empty where only another version ran the cell."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """The cells of one langchain-core version, by channel and entry point."""
+    """The cells of one langchain-core version.
+
+    Attributes:
+      core: the version.
+      cells: by channel and entry point.
+      half: which half of the cells was to run; None: all of them.
+    """
 
     core: str
     cells: Mapping[tuple[str, str], Cell]
+    half: int | None = None
 
     @property
     def channels(self) -> list[str]:
@@ -38,24 +46,30 @@ def cell_from(data: Mapping[str, Any]) -> Cell:
     return Cell(**{**data, "naive": naive, "ours": {name: Verdict(**v) for name, v in data["ours"].items()}})
 
 
-def column(core: str, cells: Sequence[Cell]) -> Column:
+def column(core: str, cells: Sequence[Cell], half: int | None = None) -> Column:
     """Returns a version's column."""
-    return Column(core, {(cell.channel, cell.entry): cell for cell in cells})
+    return Column(core, {(cell.channel, cell.entry): cell for cell in cells}, half)
 
 
 def faults(columns: Sequence[Column], *, expected: Sequence[str]) -> list[str]:
     """Returns what is wrong: leaks, cells that prove nothing, cells and channels that are missing."""
     found = []
     for one in columns:
-        for name in expected:
-            for entry in ENTRIES:
+        for row, name in enumerate(expected):
+            for entry in entries_of(row, one.half):
                 cell = one.cells.get((name, entry))
                 fault = "did not run" if cell is None else cell.fault
                 if fault:
                     found.append(f"{one.core}, {name}, {entry}: {fault}")
         if len(one.channels) < FEWEST_CHANNELS:
             found.append(f"{one.core}: expected at least {FEWEST_CHANNELS} channels, found {len(one.channels)}")
+    found += [f"half {half} of the cells: no version ran it" for half in _halves_left_out(columns)]
     return found or ([] if columns else ["expected at least one version, found none"])
+
+
+def _halves_left_out(columns: Sequence[Column]) -> set[int]:
+    halves = {one.half for one in columns}
+    return set() if None in halves or not halves else {0, 1} - halves
 
 
 def text(columns: Sequence[Column], names: Sequence[str]) -> str:
@@ -102,4 +116,4 @@ def _told(columns: Sequence[Column], tell: Callable[[Cell], list[str]]) -> list[
 
 def _shown(one: Column, name: str, entry: str) -> str:
     cell = one.cells.get((name, entry))
-    return "?" if cell is None else cell.shown
+    return "" if cell is None else cell.shown

@@ -127,7 +127,7 @@ def test_a_planted_bug_is_caught_in_the_answers(bug, monkeypatch):
     name, plants = PLANTS[bug]
     plants(monkeypatch)
     game = GAMES[name]
-    assert refutations(dataclasses.replace(game, runs=4 * game.runs), looks=6)
+    assert refutations(dataclasses.replace(game, runs=4 * game.runs), looks=21)
 
 
 # --- released scores: the claimed noise on every label, fresh for every query -----------------------------------------

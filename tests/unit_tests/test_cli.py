@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import cli
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import ConfigurationError
@@ -363,13 +365,13 @@ class TestTheCommandItself:
         assert "The model sees the records" in text
         assert "Every run starts a new budget, kept in memory. Two runs on the same records spend twice" in text
 
-    @pytest.mark.parametrize("command", ["epsilon", "plan"])
-    def test_json_is_all_there_is_on_stdout(self, command: str, checks_file: Path) -> None:
-        plan = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--max-tokens", "5", "--no-compare"]
-        given = [str(checks_file)] if command == "epsilon" else plan
-        arguments = [sys.executable, "-m", "langchain_dpicl.cli", command, *given, "--json"]
+    def test_json_is_all_there_is_on_stdout(self, checks_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        arguments = [sys.executable, "-m", "langchain_dpicl.cli", "epsilon", str(checks_file), "--json"]
         done = subprocess.run(arguments, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)
+        sizes = ["--public-size", "500", "--max-tokens", "5"]
+        assert main(["plan", "--epsilon", "1", "--delta", "1e-6", *sizes, "--no-compare", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)
 
     @pytest.mark.parametrize(
         "error",
@@ -660,13 +662,12 @@ class TestAnInterruptedRun:
         assert "Broken pipe" not in done.stderr
         assert len(ReleasedDemonstrations.load(out).examples) == 2
 
-    def test_a_stdout_without_unicode_still_gets_json(self, records: Path, tmp_path: Path) -> None:
-        code = (
-            "import json, sys; from langchain_dpicl import cli; cli._say(cli._json_line({'text': 'caf\\xe9'})); "
-            "cli._say('caf\\xe9')"
-        )
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
-        first, second = done.stdout.splitlines()
+    def test_a_stdout_without_unicode_still_gets_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+        cli._say(cli._json_line({"text": "caf\xe9"}))
+        cli._say("caf\xe9")
+        sys.stdout.flush()
+        first, second = written.getvalue().splitlines()
         assert json.loads(first) == {"text": "caf\xe9"}
         assert second == b"caf\\xe9"

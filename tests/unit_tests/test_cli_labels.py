@@ -13,8 +13,8 @@ import pytest
 from langchain_dpicl.cli import main
 from langchain_dpicl.labelling_planning import plan_labelling
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
-from langchain_dpicl.planning import RowDesign
 from langchain_dpicl.query_planning import query_signal
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import noise_deviation
 
 ROWS = ("--num-slots", "30", "--no-compare")

@@ -19,7 +19,7 @@ from langchain_dpicl.labelling_planning import (
     rejection,
 )
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
-from langchain_dpicl.planning import RowDesign, plan_generation
+from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
@@ -35,6 +35,7 @@ from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonUnits
 from langchain_dpicl.query_planning import plan_queries, query_signal
+from langchain_dpicl.row_design import RowDesign
 
 SST2, AGNEWS = 6920, 46377
 DRAWS = 40_000

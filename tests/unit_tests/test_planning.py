@@ -7,11 +7,12 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import RowDesign, Segment, plan_generation
+from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
 from langchain_dpicl.recommendation import agreement_of, compare
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import chance_of_right_index, occupancy, votes
 from langchain_dpicl.token_rules import release_plan
 

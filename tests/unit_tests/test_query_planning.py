@@ -12,7 +12,6 @@ from scipy import stats
 
 from langchain_dpicl import query_planning
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import RowDesign
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.aggregation import KeywordSum, ProbabilitySum, UnitVectorSum, VoteSum
 from langchain_dpicl.privacy.events import (
@@ -36,6 +35,7 @@ from langchain_dpicl.query_planning import (
     recommended_design,
 )
 from langchain_dpicl.recommendation import agreement_of
+from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import noise_scale, vote_chances
 
 FORTY = RowDesign.choose(rows="units", num_slots=40)

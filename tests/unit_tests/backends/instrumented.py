@@ -1,7 +1,7 @@
 """Stock clients under the usual instrumentation, which stays in a process: run as a program, it prints what was seen.
 
-`python -m tests.unit_tests.backends.instrumented otel`, or `sentry`, or (on Linux) both: a line of JSON per model and
-instrumentation.
+`python -m tests.unit_tests.backends.instrumented otel`, or `sentry`, or `embeddings` (those of `instrumented_embeddings`),
+or on Linux several: a line of JSON per model and instrumentation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silenc
 from langchain_dpicl.exceptions import UnsilencableModelError
 from tests.canary import RECORD, VOTE, canaries_in
 from tests.scripted_models import ScriptedChat, StatusError, fixed
+from tests.unit_tests.backends import instrumented_embeddings
 from tests.unit_tests.backends.canned_provider import Provider, provider
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -156,7 +157,7 @@ def run(which: str) -> NoReturn:
     failed = 1
     try:
         with provider() as running:
-            {"otel": otel, "sentry": sentry}[which](running)
+            {"otel": otel, "sentry": sentry, "embeddings": lambda _: instrumented_embeddings.run()}[which](running)
         failed = 0
     except Exception:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings under the usual instrumentation, which stays in a process: run as a program, it prints what was seen.
+"""OpenAI's embeddings under the usual instrumentation, which stays in a process: `instrumented` runs it as a program.
 
 A line of JSON per phase: whether naive embedding is seen, who is named by a refusal, whether embeddings that were built
 before still give rows, and which canaries were seen then.
@@ -9,11 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
-import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +41,8 @@ def report(
     """Embeds naively and silently, and prints what went out in each case."""
     with inside():
         stock(served).embed_documents([RECORD])
-    found: dict[str, Any] = {"phase": phase, "naive": bool(canaries_in(" ".join(sent()))), "refused": ""}
+    naive = bool(canaries_in(" ".join(sent())))
+    found: dict[str, Any] = {"phase": phase, "model": "embeddings", "naive": naive, "refused": ""}
     try:
         SilentEmbeddings(stock(served))
     except UnsilencableModelError as refused:
@@ -96,17 +93,3 @@ def run() -> None:
         options |= {"integrations": [LangchainIntegration()], "auto_enabling_integrations": False}
         sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", **options)
         report("Sentry", served, early, sent=flushed, inside=lambda: sentry_sdk.start_transaction(name="call"))
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    failed = 1
-    try:
-        run()
-        failed = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(failed)  # without the seconds that clearing up takes

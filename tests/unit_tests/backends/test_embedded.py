@@ -7,7 +7,6 @@ import hashlib
 import json
 import lzma
 import pickle
-import sys
 import threading
 from importlib import resources
 from itertools import pairwise
@@ -225,17 +224,6 @@ class TestSharing:
         raw = (data / "model.npz").read_bytes()
         assert sum(len(item.read_bytes()) for item in data.iterdir()) < 6_000_000
         assert json.loads((data / "manifest.json").read_text())["sha256"] == hashlib.sha256(raw).hexdigest()
-
-    def test_the_builder_is_not_imported_at_run_time(self):
-        import subprocess
-
-        code = (
-            "import sys; from langchain_dpicl.backends.embedded import EmbeddedModel; "
-            "EmbeddedModel().complete(['a'], max_tokens=1); "
-            "print([name for name in sys.modules if name.endswith(('_embedded_build', '_embedded_vectors')) or name == 'torch'])"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "[]"
 
 
 TINY = Recipe(vocabulary=400, dimensions=4, clusters=3, rare=1, thresholds=(0.0, 0.0, 0.0), passage=4)

@@ -669,9 +669,23 @@ class TestInstrumentationThatPeopleUse:
     @pytest.mark.loopback
     def test_is_refused_or_hears_nothing(self) -> None:
         """In one test, as most of the time goes into imports, which processes share where they can be forked."""
-        both = self.lines("otel", "sentry") if sys.platform == "linux" else self.lines("otel") | self.lines("sentry")
-        self.check_sentry({key: line for key, line in both.items() if key[0].startswith("Sentry")})
-        self.check_opentelemetry({key: line for key, line in both.items() if not key[0].startswith("Sentry")})
+        programs = ("otel", "sentry", "embeddings")
+        several = [programs] if sys.platform == "linux" else [(one,) for one in programs]
+        seen = {key: line for some in several for key, line in self.lines(*some).items()}
+        self.check_embeddings({key[0]: seen.pop(key) for key in [*seen] if key[1] == "embeddings"})
+        self.check_sentry({key: line for key, line in seen.items() if key[0].startswith("Sentry")})
+        self.check_opentelemetry({key: line for key, line in seen.items() if not key[0].startswith("Sentry")})
+
+    @staticmethod
+    def check_embeddings(lines: dict[str, dict[str, Any]]) -> None:
+        assert [*lines] == ["none", "OpenTelemetry", "OpenTelemetry, taken off", "Sentry"]
+        assert {phase for phase, line in lines.items() if line["naive"]} >= {"OpenTelemetry", "Sentry"}
+        assert {phase: line["refused"] for phase, line in lines.items() if line["refused"]} == {
+            "OpenTelemetry": "opentelemetry.instrumentation.openai",
+            "Sentry": "sentry_sdk.integrations.langchain",
+        }
+        assert [line["late"] for line in lines.values()] == [[True, True], [False, False], [True, True], [False, False]]
+        assert [line["seen"] for line in lines.values()] == [[]] * 4
 
     def check_opentelemetry(self, lines: dict[tuple[str, str], dict[str, Any]]) -> None:
         self.check(lines["no instrumentation", "ChatAnthropic"], is_overheard=False)  # it counts tokens

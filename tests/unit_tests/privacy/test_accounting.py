@@ -204,13 +204,12 @@ class TestClosedForms:
     def test_bounded_range_profile_is_the_worst_randomised_response(self) -> None:
         bound = 1.7
         curve = _profiles.bounded_range(bound).up
+        gain = np.linspace(1e-6, bound - 1e-6, 4001)
+        hit = (1 - np.exp(gain - bound)) / (1 - math.exp(-bound))
+        pairs = ((hit, hit * np.exp(-gain)), (1 - hit, (1 - hit) * np.exp(bound - gain)))
+        assert sum(q for _, q in pairs) == pytest.approx(np.ones_like(gain))
         for x in np.linspace(0, bound, 23):
-            worst = 0.0
-            for gain in np.linspace(1e-6, bound - 1e-6, 4001):
-                hit = (1 - math.exp(gain - bound)) / (1 - math.exp(-bound))
-                pairs = ((hit, hit * math.exp(-gain)), (1 - hit, (1 - hit) * math.exp(bound - gain)))
-                assert sum(q for _, q in pairs) == pytest.approx(1.0)
-                worst = max(worst, sum(max(p - math.exp(x) * q, 0.0) for p, q in pairs))
+            worst = sum(np.maximum(p - math.exp(x) * q, 0.0) for p, q in pairs).max()
             assert curve(np.array([x]))[0] == pytest.approx(worst, abs=1e-6)
 
     def test_one_bounded_range_step_costs_less_than_a_pure_one(self) -> None:

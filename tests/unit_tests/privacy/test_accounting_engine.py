@@ -102,6 +102,27 @@ class TestTheGrid:
         assert removed == math.inf  # less than what was cut off at infinite loss
         assert 0 < added < math.inf  # an added unit's losses are bounded
 
+    @pytest.mark.parametrize("count", [2, 50, 1000])
+    @pytest.mark.parametrize(
+        "profile",
+        [
+            _profiles.gaussian(0.7),
+            _profiles.amplified(_profiles.gaussian(1.0), 0.01),
+            _profiles.bounded_range(0.3),
+            _profiles.symmetrised(_profiles.randomised_response(0.1), 0.01),
+        ],
+        ids=["gaussian", "sampled gaussian", "bounded range", "sampled pure, replaced"],
+    )
+    def test_a_repeated_step_is_what_dp_accounting_makes_of_it(self, profile: _profiles.Profile, count: int) -> None:
+        pmf = _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True))
+        own, theirs = _grid._repeated(pmf, count), pmf.self_compose(count, _grid._CUT)
+        assert (own._lower_loss, own._infinity_mass) == (theirs._lower_loss, theirs._infinity_mass)
+        assert (own._discretization, own._pessimistic_estimate) == (
+            theirs._discretization,
+            theirs._pessimistic_estimate,
+        )
+        np.testing.assert_array_equal(own._probs, theirs._probs)
+
     def test_counts_beyond_a_stage_compose_to_the_same(self) -> None:
         profile = _profiles.symmetrised(_profiles.randomised_response(0.1), 0.01)
         pmf = _grid.connect_dots(profile, 0.05 * _grid.spread(profile))

@@ -1,0 +1,79 @@
+"""Local models as engines: the contract, bits that do not move, lengths, memory, faults, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from langchain_dpicl.backends.base import FullBackend  # noqa: E402
+from langchain_dpicl.backends.huggingface import HuggingFaceBackend  # noqa: E402
+from tests import tiny_hf  # noqa: E402
+from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def engine(model=None, tokenizer=None, **options) -> HuggingFaceBackend:
+    given = {"max_prompt_tokens": 40, "max_new_tokens": 24, "row_batch": 4} | options
+    return HuggingFaceBackend(model or tiny_hf.llama(), tokenizer or tiny_hf.byte_tokenizer(), **given)
+
+
+LLAMA = engine()
+GPT2 = engine(tiny_hf.gpt2())
+SLIDING = engine(tiny_hf.sliding())
+EXPERTS = engine(tiny_hf.experts())
+HALF = engine(tiny_hf.llama(dtype=torch.bfloat16))
+CHAT = engine(tokenizer=tiny_hf.byte_tokenizer(chat=True))
+
+
+class TestNextTokens(NextTokenContract):
+    unknown_token = 0  # the start of a text is a special token
+
+    def make(self):
+        return LLAMA
+
+
+class TestNextTokensSliding(TestNextTokens):
+    def make(self):
+        return SLIDING
+
+
+class TestNextTokensExperts(TestNextTokens):
+    def make(self):
+        return EXPERTS
+
+
+class TestNextTokensHalf(TestNextTokens):
+    def make(self):
+        return HALF
+
+
+class TestNextTokensChat(TestNextTokens):
+    def make(self):
+        return CHAT
+
+
+class TestChoices(ChoiceContract):
+    def make(self):
+        return LLAMA
+
+
+class TestChoicesSliding(ChoiceContract):
+    def make(self):
+        return SLIDING
+
+
+class TestText(TextContract):
+    def make(self):
+        return LLAMA
+
+
+class TestTextGPT2(TextContract):
+    def make(self):
+        return GPT2
+
+
+def test_the_engine_sees_the_whole_vocabulary():
+    assert isinstance(LLAMA, FullBackend)
