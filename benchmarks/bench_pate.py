@@ -192,7 +192,7 @@ def stem_of(path: Path) -> str:
 def model_of(asked: argparse.Namespace) -> Any:
     """Returns the engine: the embedded model, one by name, or one behind an OpenAI-compatible address."""
     if asked.model_url is None:
-        return as_choice_backend(load_model(asked.model))
+        return as_choice_backend(load_model(asked))
     from langchain_openai import ChatOpenAI, OpenAI
 
     key = os.environ.get("OPENAI_API_KEY", "none")

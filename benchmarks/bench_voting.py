@@ -216,7 +216,7 @@ def rate_rows(size: int, queries: int) -> list[tuple[str, Method, int]]:
 def accuracy_tables(bench: Bench) -> dict[str, dict[str, Measured]]:
     """Prints the tables of every data set; the ablations of the last one alone unless `--full`."""
     asked = bench.arguments
-    engine = as_choice_backend(load_model(asked.model))
+    engine = as_choice_backend(load_model(asked))
     paper: dict[str, dict[str, Measured]] = {}
     for place, path in enumerate(asked.data):
         voters = bench.voters(path, engine)

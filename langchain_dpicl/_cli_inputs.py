@@ -138,7 +138,7 @@ def load_grammar(arguments: argparse.Namespace) -> Grammar | None:
 def load_model(arguments: argparse.Namespace) -> Any:
     """Returns the embedded model, an engine on a model's folder, or the object that `module:attribute` names."""
     name: str = arguments.model
-    options = {option: getattr(arguments, option) for option in _FOLDER_OPTIONS}
+    options = {option: getattr(arguments, option, None) for option in _FOLDER_OPTIONS}
     given = {option: value for option, value in options.items() if value is not None}
     if name != "embedded" and Path(name).is_dir():
         return _load_folder(name, given)

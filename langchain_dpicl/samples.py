@@ -220,7 +220,8 @@ def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
         num_rows = plan.sampler.num_slots
 
     def rendered(render: Callable[[Sequence[Record]], T], batch: int | None = None) -> Rendered[T]:
-        found = render_rows and guarded(lambda: render_rows(render, batch))
+        which = () if batch is None else (batch,)
+        found = render_rows and guarded(lambda: render_rows(render, *which))
         return found or (None,) * num_rows
 
     return rendered

@@ -62,8 +62,8 @@ class Batch(Protocol):
     def rewind(self, mark: Any) -> None:
         """Goes back to a place, as often as wanted."""
 
-    def moved(self, device: torch.device | str) -> None:
-        """Moves the cache, bit for bit."""
+    def moved(self, device: torch.device | str) -> bool:
+        """Moves the cache, bit for bit; False if it stays where it is."""
 
 
 class Body:
@@ -108,11 +108,11 @@ class Body:
     def begun(self, shared: tuple[int, ...]) -> list[caches.Pair]:
         """Returns the keys and values of a PUBLIC beginning, for one row; the last two are kept."""
         if shared not in self._begun:
-            cache = caches.roomy_cache(self.config, len(shared))
-            self.forward(torch.tensor([shared], device=self.device), cache)
+            layers = caches.roomy_layers(self.config, len(shared))
+            self.forward(torch.tensor([shared], device=self.device), caches.cache_of(layers))
             while len(self._begun) > 1:
                 del self._begun[next(iter(self._begun))]
-            self._begun[shared] = caches.written(cache)
+            self._begun[shared] = [layer.written() for layer in layers]
         return self._begun[shared]
 
     def forget(self) -> None:
@@ -128,7 +128,8 @@ class RightBatch:
         self._shape = shape
         begun = body.begun(shape.shared) if shape.shared else None
         room = shape.length + shape.room
-        self._cache = caches.roomy_cache(body.config, room, begun)
+        self._layers = caches.roomy_layers(body.config, room, begun)
+        self._cache = caches.cache_of(self._layers)
         self._mask = torch.zeros((shape.size, 1, 1, room), dtype=body.model.dtype, device=body.device)
         self._positions = torch.zeros((shape.size, 1), dtype=torch.int64, device=body.device)
         self._used = len(shape.shared)
@@ -142,7 +143,7 @@ class RightBatch:
         ends = torch.from_numpy(lengths).to(device)[:, None] - 1
         if width > 1:
             body = torch.from_numpy(ids[:, :-1]).to(device)
-            places = torch.arange(begun, begun + width - 1, device=device).expand(shape.size, -1)
+            places = torch.arange(begun, begun + width - 1, device=device)[None]  # the same for all rows
             mask = self._after_shared(width - 1) if begun else None
             self._body.forward(body, self._cache, attention_mask=mask, position_ids=places)
             hidden = torch.arange(width - 1, device=device)[None] >= ends
@@ -182,20 +183,20 @@ class RightBatch:
         self._positions = self._positions + count
         return raw
 
-    def mark(self) -> tuple[int, torch.Tensor]:
+    def mark(self) -> Any:
         """Remembers this place."""
         return self._used, self._positions
 
-    def rewind(self, mark: tuple[int, torch.Tensor]) -> None:
+    def rewind(self, mark: Any) -> None:
         """Goes back to a place."""
         self._used, self._positions = mark
-        for layer in self._cache.layers:
+        for layer in self._layers:
             layer.rewind(self._used)
 
-    def moved(self, device: torch.device | str) -> None:
+    def moved(self, device: torch.device | str) -> bool:
         """Moves the cache."""
-        for layer in self._cache.layers:
-            layer.moved(device)
+        moved = [layer.moved(device) for layer in self._layers]
+        return all(moved)
 
     def _after_shared(self, count: int) -> torch.Tensor:
         """A mask for all rows: what was shared is seen, and what stands before."""
@@ -240,18 +241,19 @@ class LeftBatch:
         """Adds the same tokens to every row."""
         return self._add(torch.tensor(tokens, device=self._body.device).expand(self._shape.size, -1))
 
-    def mark(self) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    def mark(self) -> Any:
         """Remembers this place."""
         return copy.deepcopy(self._cache), self._mask, self._positions
 
-    def rewind(self, mark: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    def rewind(self, mark: Any) -> None:
         """Goes back to a place."""
         cache, self._mask, self._positions = mark
         self._cache = copy.deepcopy(cache)
 
-    def moved(self, device: torch.device | str) -> None:
+    def moved(self, device: torch.device | str) -> bool:
         """Leaves the cache where it is: its layers are the library's own."""
         del device
+        return False
 
     def _add(self, ids: torch.Tensor) -> torch.Tensor:
         count = ids.shape[1]

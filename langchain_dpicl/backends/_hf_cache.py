@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -11,7 +11,22 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class RoomyLayer(DynamicLayer):
+if TYPE_CHECKING:
+
+    class _Layer:
+        """What is used of the library's layer, whose methods are untyped."""
+
+        is_initialized: bool
+        keys: torch.Tensor | None
+        values: torch.Tensor | None
+        dtype: torch.dtype
+        device: torch.device
+
+else:
+    _Layer = DynamicLayer
+
+
+class RoomyLayer(_Layer):
     """One layer's keys and values, in one block of memory that is as long as the session will need.
 
     The library's own layer copies the whole cache for every token; its static one is attended to over its whole
@@ -56,12 +71,19 @@ class RoomyLayer(DynamicLayer):
         if self.is_initialized:
             self.keys, self.values = self._key_store[:, :, :length], self._value_store[:, :, :length]
 
-    def moved(self, device: torch.device | str) -> None:
-        """Moves what is written, bit for bit."""
-        if self.is_initialized:
-            length = self.get_seq_length()
-            self._key_store, self._value_store = self._key_store.to(device), self._value_store.to(device)
-            self.rewind(length)
+    def moved(self, device: torch.device | str) -> bool:
+        """Moves what is written, bit for bit; False if it is there already, and nothing is freed."""
+        if not self.is_initialized or self._key_store.device == torch.device(device):
+            return False
+        length = self.get_seq_length()
+        self._key_store, self._value_store = self._key_store.to(device), self._value_store.to(device)
+        self.rewind(length)
+        return True
+
+    def written(self) -> Pair:
+        """Returns the keys and values of all positions."""
+        length = self.get_seq_length()
+        return self._key_store[:, :, :length], self._value_store[:, :, :length]
 
     def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -92,17 +114,18 @@ def is_plain(config: Any) -> bool:
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
 
 
-def roomy_cache(config: Any, room: int, begun: Sequence[Pair] | None = None) -> Cache:
-    """Returns a cache for a model whose cache is plain."""
+def roomy_layers(config: Any, room: int, begun: Sequence[Pair] | None = None) -> list[RoomyLayer]:
+    """Returns the layers for a model whose cache is plain."""
     count = len(DynamicCache(config=config).layers) or int(config.num_hidden_layers)
-    return Cache(layers=[RoomyLayer(room, begun[place] if begun else None) for place in range(count)])
+    return [RoomyLayer(room, begun[place] if begun else None) for place in range(count)]
+
+
+def cache_of(layers: Sequence[RoomyLayer]) -> Cache:
+    """Returns the cache that has these layers."""
+    given: list[Any] = [*layers]
+    return Cache(layers=given)
 
 
 def own_cache(config: Any) -> Cache:
     """Returns the cache that the library makes for a model."""
     return DynamicCache(config=config)
-
-
-def written(cache: Cache) -> list[Pair]:
-    """Returns the keys and values of a cache."""
-    return [(layer.keys, layer.values) for layer in cache.layers]

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from langchain_dpicl.backends._hf_batches import Batch, Shape, is_out_of_memory
-from langchain_dpicl.backends._hf_engine import NO_ROOM, Engine
+from langchain_dpicl.backends._hf_chunks import PrivateRows
+from langchain_dpicl.backends._hf_engine import Engine, no_room
 from langchain_dpicl.backends._hf_prompts import Prompts
 from langchain_dpicl.backends._hf_rows import answered
 from langchain_dpicl.backends._hf_sampling import Taste, drawn, likeliest, shares
-from langchain_dpicl.backends._hf_sessions import PrivateRows
 from langchain_dpicl.backends._hf_vocabulary import Floats, Ints
 from langchain_dpicl.backends.embedded import cut
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -132,7 +132,7 @@ def _public(engine: Engine, action: Callable[[], Any]) -> Any:
     except Exception as error:  # noqa: BLE001  whatever a model raises
         kind = "memory" if is_out_of_memory(error) else type(error).__name__
     engine.free()
-    raise ModelCallError(NO_ROOM if kind == "memory" else f"the model failed on a public prompt: {kind}")
+    raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
 
 def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: Job, *, steps: int) -> list[str]:

@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,13 +21,21 @@ import torch
 from langchain_dpicl.backends import _hf_cache as caches
 from langchain_dpicl.backends._hf_batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
 from langchain_dpicl.backends._hf_vocabulary import Reader, Vocabulary, probabilities
-from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 
 Kind = Literal["slots", "units"]
 """Whether the number of rows is public (a row may depend on its place) or secret (it may not)."""
 
 BLOCK = 16
 """Tokens that are already known are read in blocks of this many; the rest one by one, as they would be written."""
+
+
+class Holder(Protocol):
+    """Holds a secret amount of memory that it can do without."""
+
+    def spare(self) -> bool:
+        """Frees it; False if there is nothing to free."""
+
 
 _PROBE = 12
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -50,6 +59,7 @@ class Engine:
         self.limit = limit
         self.reader = Reader(vocabulary)
         self.lock = threading.RLock()
+        self.holders: WeakSet[Holder] = WeakSet()
         self._layout: type[LeftBatch | RightBatch] | None = None
         self._shares = False
         self._sizes: dict[tuple[Kind, int, int, int], int] = {}
@@ -63,19 +73,34 @@ class Engine:
         """How rows are padded: the fast way if the model bears it.
 
         Raises:
-          CapabilityError: it answers differently when its prompt is padded.
+          CapabilityError: it gives no numbers, or answers differently when its prompt is padded.
+          ModelCallError: it failed.
         """
         if self._layout is None:
             with self.lock, torch.inference_mode():
-                self._choose_layout()
+                said = self._failure_of(self._choose_layout)
             self.body.forget()
+            if said:
+                raise ModelCallError(said)
         return self._layout or LeftBatch
+
+    @staticmethod
+    def _failure_of(action: Callable[[], None]) -> str:
+        """Says how a public action failed; "" if it did not."""
+        try:
+            action()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            return no_room(1) if is_out_of_memory(error) else f"the model failed on public text: {type(error).__name__}"
+        return ""
 
     def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> Shape:
         """Returns the shape of one row: the fast one if `length` and what may come (`reach`, or `room`) are seen whole.
 
         Raises:
-          CapabilityError: the model answers differently when its prompt is padded.
+          CapabilityError: the model gives no numbers, or answers differently when its prompt is padded.
+          ModelCallError: it failed.
         """
         window = self.body.facts.window
         is_seen = window is None or length + (room if reach is None else reach) <= window
@@ -97,6 +122,11 @@ class Engine:
             self._layout, self._shares = RightBatch, self._pads(RightBatch, shared=5)
         elif self._pads(LeftBatch, shared=0):
             self._layout = LeftBatch
+        elif not bool(self.reader.settle(self._unpadded(self._probe(0, _PROBE))).amax().isfinite()):
+            raise CapabilityError(
+                f"expected a model that gives numbers, found {type(self.body.model).__name__}, whose logits are not: "
+                "weights are missing or NaN, or the dtype is too narrow; load it again, or in another dtype"
+            )
         else:
             raise CapabilityError(
                 f"expected a model that answers alike with and without padding, found "
@@ -160,7 +190,7 @@ class Engine:
         """
         self.free()
         if found <= 1:
-            raise ModelCallError(NO_ROOM)
+            raise ModelCallError(no_room(1))
         key = (kind, wanted, shape.length, len(shape.shared))
         with self.lock, torch.inference_mode():
             self._sizes[key] = self._tried(kind, (found + 1) // 2, shape)
@@ -171,6 +201,27 @@ class Engine:
         gc.collect()
         if self.body.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def spare(self) -> bool:
+        """Frees what is held in secret amounts; False if nothing was.
+
+        Asked for before anything is decided by memory that ran out, so that nothing depends on those amounts.
+        """
+        spared = [holder.spare() for holder in list(self.holders)]
+        if any(spared):
+            self.free()
+        return any(spared)
+
+    def check_memory(self, shape: Shape) -> None:
+        """Runs public text at a shape.
+
+        Raises:
+          ModelCallError: it does not fit.
+        """
+        with self.lock, torch.inference_mode():
+            fits = self._fits(lambda: self._keeps_apart(shape, wherever=False))
+        if fits is None:
+            raise ModelCallError(no_room(shape.size))
 
     def _tried(self, kind: Kind, size: int, shape: Shape) -> int:
         while size > 1:
@@ -183,23 +234,27 @@ class Engine:
             size = (size + 1) // 2
         return 1
 
-    @staticmethod
-    def _fits(action: Callable[[], bool]) -> bool | None:
-        """Returns what `action` returns; None if memory ran out."""
-        try:
-            return action()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        return None
+    def _fits(self, action: Callable[[], bool]) -> bool | None:
+        """Returns what `action` returns; None if memory ran out, even without what is held in secret amounts."""
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            if not self.spare():
+                return None
 
     def _keeps_apart(self, shape: Shape, *, wherever: bool) -> bool:
         """Whether a row keeps its bits whatever its neighbours are, and, if asked, wherever it stands.
 
-        One prompt stands in the first half of the places, then in the second, each time beside other rows.
+        One prompt stands in the first half of the places, then in the second, each time beside other rows. Where the
+        number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
         """
         half = (shape.size + 1) // 2
-        first, second = self._answers(shape, half, 0), self._answers(shape, half, 1)
+        held = self.batch(shape) if wherever else None
+        first, second = self._answers(shape, half, 0, held), self._answers(shape, half, 1)
+        del held
         if bool((first[:half] == first[:1]).all() and (second[half:] == first[:1]).all()):
             return True
         if wherever:
@@ -207,7 +262,7 @@ class Engine:
         again = self._answers(shape, half, 2), self._answers(shape, half, 3)
         return torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:])
 
-    def _answers(self, shape: Shape, half: int, number: int) -> torch.Tensor:
+    def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
         """The bits of every kind of answer, int64[rows, ...], where the prompt stands in one half of the places."""
         width = shape.length - len(shape.shared)
         probe = self._probe(2, max(1, (2 * width) // 3))
@@ -215,7 +270,7 @@ class Engine:
             probe if (row < half) == (number % 2 == 0) else self._probe(3 + row + 97 * number, 1 + (row * 37) % width)
             for row in range(shape.size)
         ]
-        batch = self.batch(shape)
+        batch = batch or self.batch(shape)
         told = [batch.start(rows)]
         told.append(batch.many(self._probe(1, BLOCK))[:, -1])
         told.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
@@ -226,4 +281,10 @@ class Engine:
         return torch.cat([*bits, *shares], dim=1)
 
 
-NO_ROOM = "the model ran out of memory with a single row; lower max_prompt_tokens, or take a smaller model or dtype"
+def no_room(size: int) -> str:
+    """Says that a batch of a public size does not fit."""
+    if size == 1:
+        advice = "a single row; lower max_prompt_tokens, or take a smaller model or dtype"
+    else:
+        advice = f"a batch of {size} rows; lower row_batch or max_prompt_tokens, or close other sessions"
+    return f"the model ran out of memory with {advice}"

@@ -39,6 +39,7 @@ class Facts:
       context: tokens it can read and write together; None: it names no limit.
       window: tokens the narrowest sliding attention sees; None: all attention sees everything.
       width: columns of its logits.
+      reads: ids that it can read.
       mixes_rows: whether experts gather tokens of all rows, so that it is run one row at a time.
       ends: the ids with which it says that it has finished, by its own configuration.
       takes: the names of its forward's arguments.
@@ -47,6 +48,7 @@ class Facts:
     context: int | None
     window: int | None
     width: int
+    reads: int
     mixes_rows: bool
     ends: tuple[int, ...]
     takes: frozenset[str]
@@ -108,11 +110,7 @@ def _from_folder(folder: Path, dtype: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    wanted = getattr(torch, dtype) if dtype else "auto"
-    with _no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=wanted
-        )
+    return _read(AutoModelForCausalLM, folder, dtype=getattr(torch, dtype) if dtype else "auto")
 
 
 def _tokenizer(tokenizer: Any, model: Any) -> Any:
@@ -123,20 +121,38 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
         return tokenizer
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(_folder(tokenizer), local_files_only=True, trust_remote_code=False)
+    return _read(AutoTokenizer, _folder(tokenizer))
+
+
+def _read(kind: Any, folder: Path, **options: Any) -> Any:
+    """Returns what `kind` reads from a folder, fetching nothing and running none of its code.
+
+    Raises:
+      ConfigurationError: it cannot be read so.
+    """
+    try:
+        with _no_progress_bars():
+            return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        msg = (
+            f"expected a folder that {kind.__name__} reads without fetching files or running code, found {folder}, "
+            f"which it does not: {error}; save model and tokenizer there with save_pretrained, or pass the objects"
+        )
+        raise ConfigurationError(msg) from error
 
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    bars: Any = logging  # its functions are untyped
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
 def _best_device() -> str:
@@ -167,6 +183,7 @@ def inspect_model(model: Any) -> Facts:
         context=_context(config),
         window=_window(config),
         width=_width(model, config),
+        reads=_reads(model, config),
         mixes_rows=_mixes_rows(model, config),
         ends=tuple(dict.fromkeys([*_ids(getattr(model, "generation_config", None)), *_ids(config)])),
         takes=takes,
@@ -205,6 +222,11 @@ def _width(model: Any, config: Any) -> int:
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     return int(config.vocab_size if weight is None or weight.ndim != 2 else max(head.weight.shape[0], 0))
+
+
+def _reads(model: Any, config: Any) -> int:
+    found = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return found if isinstance(found, int) else int(config.vocab_size)
 
 
 def _mixes_rows(model: Any, config: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from langchain_dpicl.backends._hf_batches import Batch, is_out_of_memory
-from langchain_dpicl.backends._hf_engine import BLOCK, NO_ROOM, Engine
+from langchain_dpicl.backends._hf_engine import BLOCK, Engine, no_room
 from langchain_dpicl.backends._hf_sessions import check_room
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
@@ -73,8 +73,10 @@ class PublicAnswers:
         except Exception as error:  # noqa: BLE001  whatever a model raises
             kind = "memory" if is_out_of_memory(error) else type(error).__name__
         self._known.clear()
+        if kind == "memory" and self._engine.spare():
+            return self._tried(action)
         self._engine.free()
-        raise ModelCallError(NO_ROOM if kind == "memory" else f"the model failed on a public prompt: {kind}")
+        raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
     def _settled(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
         known = self._known.pop(prompt, None) or _Known(self._first(prompt))

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from langchain_dpicl.backends._hf_batches import Batch, is_out_of_memory
+from langchain_dpicl.backends._hf_chunks import PrivateRows
 from langchain_dpicl.backends._hf_engine import Engine
-from langchain_dpicl.backends._hf_sessions import PrivateRows
+from langchain_dpicl.backends._hf_vocabulary import Floats
 from langchain_dpicl.backends.rows import guarded
 
-Answer = Callable[[Batch, list[list[int]]], Sequence[Any]]
+Answer = Callable[[Batch, list[list[int]]], Sequence[Any] | Floats]
 """Takes a new batch and the rows it is to be started with; returns one answer per row."""
 
 
@@ -34,7 +35,7 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
             fits = _put_chunk(engine, private, answer, put, members)
             if fits:
                 place += size
-            else:
+            elif not engine.spare():
                 engine.shrink("units", engine.row_batch, private.shape, found=size)
                 place = 0  # all rows are computed at the same size
 
@@ -42,14 +43,16 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
 def _put_chunk(
     engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
 ) -> bool:
-    """Puts the answers of one chunk, or of each of its rows; False if memory ran out."""
-    for group in ([members], [{place: row} for place, row in members.items()]):
-        outcomes = [guarded(lambda some=some: _put(engine, private, answer, put, some)) for some in group]  # type: ignore[misc]
-        if False in outcomes:
-            return False
-        if outcomes == [True]:
-            break
-    return True
+    """Puts the answers of one chunk, or of each of its rows; False if memory ran out for the chunk.
+
+    A row that is asked alone takes no more than its chunk did: if memory runs out then, that row fails.
+    """
+    outcome = guarded(lambda: _put(engine, private, answer, put, members))
+    if outcome is None:
+        engine.free()
+        for place, row in members.items():
+            guarded(lambda one={place: row}: _put(engine, private, answer, put, one))  # type: ignore[misc]
+    return outcome is not False
 
 
 def _put(

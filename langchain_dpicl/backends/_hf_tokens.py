@@ -130,8 +130,7 @@ class TokenizerMaps:
                 f"expected a chat template that shows the user's message once, found it {len(pieces) - 1} times; "
                 "pass chat=False, or a tokenizer with another template"
             )
-        before, after = (self._ids(piece, False) for piece in pieces)
-        return tuple(before), tuple(after)
+        return tuple(self._ids(pieces[0], False)), tuple(self._ids(pieces[1], False))
 
     @functools.cached_property
     def answers_after_space(self) -> bool:

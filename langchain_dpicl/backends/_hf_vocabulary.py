@@ -37,10 +37,12 @@ class Vocabulary:
     """
 
     def __init__(self, tokens: TokenizerMaps, facts: Facts, *, ends: Sequence[int] | None) -> None:
-        if tokens.size > facts.width:
+        size = min(facts.width, facts.reads)
+        if tokens.size > size:
             raise ConfigurationError(
-                f"expected a tokenizer of at most {facts.width} tokens, which the model writes, found {tokens.size}: "
-                "they do not belong together, or tokens were added; call model.resize_token_embeddings(...) then"
+                f"expected a tokenizer of at most {size} tokens, which the model reads and writes, found "
+                f"{tokens.size}: they do not belong together, or tokens were added; then call "
+                "model.resize_token_embeddings(...)"
             )
         self._tokens = tokens
         self.width = facts.width
@@ -106,8 +108,9 @@ def _ends(tokens: TokenizerMaps, facts: Facts, given: Sequence[int] | None) -> t
             "expected a model that can end a text, found no end-of-sequence token in its tokenizer or configuration; "
             "pass eos_token_id=..., the id (or ids) of what it writes last, such as that of a newline"
         )
-    if not all(0 <= id_ < facts.width for id_ in found):
-        raise ConfigurationError(f"expected eos_token_id between 0 and {facts.width - 1}, found {list(found)}")
+    size = min(facts.width, facts.reads)
+    if not all(0 <= id_ < size for id_ in found):
+        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(found)}")
     return found
 
 

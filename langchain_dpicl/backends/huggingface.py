@@ -13,6 +13,7 @@ stands behind it is the end. All of that happens inside the prompt's own row.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends import _hf_loading as loading
 from langchain_dpicl.backends._hf_prompts import cut_middle
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
     from langchain_dpicl.backends._hf_engine import Engine, Kind
@@ -109,8 +110,13 @@ class HuggingFaceBackend:
         self._prompts, self._engine = _rooms(
             model, tokenizer, facts, chat=chat, ends=eos_token_id, row_batch=row_batch, limit=limit
         )
-        begun = self._prompts.apart(self._prompts.begun("", cap=max_prompt_tokens))
-        self._public = _public_answers(self._engine, length=max_prompt_tokens, room=max_new_tokens, begun=begun)
+        self._public = self._public_answers()
+
+    def _public_answers(self) -> PublicAnswers:
+        from langchain_dpicl.backends._hf_public import PublicAnswers
+
+        begun = self._prompts.apart(self._prompts.begun("", cap=self.max_prompt_tokens))
+        return PublicAnswers(self._engine, length=self.max_prompt_tokens, room=self.max_new_tokens, begun=begun)
 
     def __reduce__(self) -> tuple[Callable[..., HuggingFaceBackend], tuple[Any, ...]]:
         """Pickles what was loaded from a folder as that folder's path; objects are refused."""
@@ -119,7 +125,8 @@ class HuggingFaceBackend:
                 "expected an engine that was loaded from a folder, found one around a model object, which is not "
                 "pickled; construct HuggingFaceBackend in the other process"
             )
-        return _restore, self._recipe
+        model, tokenizer, options = self._recipe
+        return functools.partial(HuggingFaceBackend, model, tokenizer, **options), ()
 
     def __copy__(self) -> HuggingFaceBackend:
         return self
@@ -195,7 +202,7 @@ class HuggingFaceBackend:
         they are read in blocks, and agree up to rounding.
         """
         session = self._opened(prompts, prefix, public=None, num_rows=None, shared="", max_new_tokens=None)
-        if isinstance(session, ConfigurationError):
+        if isinstance(session, DPICLError):
             del prompts
             raise session
         return session
@@ -211,10 +218,9 @@ class HuggingFaceBackend:
         max_new_tokens: int | None = None,
     ) -> LocalSession:
         """Starts a session on private prompts with the public one as one more row; see `FullBackend.open_full`."""
-        session = self._opened(
-            prompts, prefix, public=public, num_rows=num_rows, shared=shared, max_new_tokens=max_new_tokens
-        )
-        if isinstance(session, ConfigurationError):
+        options: dict[str, Any] = {"num_rows": num_rows, "shared": shared, "max_new_tokens": max_new_tokens}
+        session = self._opened(prompts, prefix, public=public, **options)
+        if isinstance(session, DPICLError):
             del prompts
             raise session
         return session
@@ -228,9 +234,10 @@ class HuggingFaceBackend:
         num_rows: int | None,
         shared: str,
         max_new_tokens: int | None,
-    ) -> LocalSession | ConfigurationError:
+    ) -> LocalSession | DPICLError:
         """Returns a session, or what is wrong with public arguments: it is raised where no prompt is in sight."""
-        from langchain_dpicl.backends._hf_sessions import LocalSession, PrivateRows, check_room
+        from langchain_dpicl.backends._hf_chunks import PrivateRows
+        from langchain_dpicl.backends._hf_sessions import LocalSession, check_room
 
         room = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         try:
@@ -242,7 +249,7 @@ class HuggingFaceBackend:
                 return ConfigurationError(f"expected num_rows={num_rows} prompts, found another number of them")
             if public is not None and not public.startswith(shared):
                 return ConfigurationError("expected a public prompt that begins with the shared text, found another")
-        except ConfigurationError as error:
+        except DPICLError as error:
             return error.with_traceback(None)
         texts = [*prompts] if public is None else [public, *prompts]
         rows = self._prompts.rows(texts, shared=shared, begun=begun, cap=self.max_prompt_tokens)
@@ -391,15 +398,3 @@ def _rooms(
     vocabulary = Vocabulary(tokens, facts, ends=[ends] if isinstance(ends, int) else ends)
     body = Body(model, facts, filler=vocabulary.filler)
     return Prompts(tokens, eos=vocabulary.eos), Engine(body, vocabulary, row_batch=row_batch, limit=limit)
-
-
-def _public_answers(engine: Engine, *, length: int, room: int, begun: tuple[int, ...]) -> PublicAnswers:
-    """Returns what answers public prompts."""
-    from langchain_dpicl.backends._hf_public import PublicAnswers
-
-    return PublicAnswers(engine, length=length, room=room, begun=begun)
-
-
-def _restore(model: Any, tokenizer: Any, options: dict[str, Any]) -> HuggingFaceBackend:
-    """Rebuilds an unpickled engine from its folder."""
-    return HuggingFaceBackend(model, tokenizer, **options)

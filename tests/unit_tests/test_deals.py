@@ -615,7 +615,7 @@ def test_a_batch_is_open_once_at_a_time_and_never_beyond_what_was_paid_for(deal:
 
 def test_a_deal_releases_by_its_batches_only(deal: Any) -> None:
     made, sample = deal
-    with pytest.raises(PrivacyBudgetError, match="none left"):
+    with pytest.raises(PrivacyBudgetError, match="Use blocks"):
         next(sample.next_release(rows=lambda _: None, render=lambda _: "", width=2))
     with pytest.raises(PrivacyBudgetError, match="disjoint"):
         one = samples.SecretSample.__new__(samples.SecretSample)

@@ -1,0 +1,298 @@
+"""Private rows on a local model, in chunks of a public size: which run together, what is kept, what a fault costs.
+
+Knows ids only, no text and no noise. Three rules:
+
+- What one row makes a model raise costs that row alone. Its chunk is run again row by row, each in its own place beside
+  empty ones, one at a time and keeping no cache, so that it takes no more memory than the chunk did.
+- Where memory runs out, chunks whose number is secret give way first: their caches wait in main memory or, where that
+  frees nothing, are read again for every token. A private chunk that does not fit even so fails alone.
+- Only what is public raises: a public number of rows that does not fit, or the batch of the public prompt.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from langchain_dpicl.backends._hf_batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends._hf_engine import Engine, Kind, no_room
+from langchain_dpicl.backends._hf_vocabulary import Floats
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
+
+Read = Callable[[torch.Tensor, slice], Floats]
+"""What to take from a chunk's candidates float32[size, width], of the rows in some places: float64[places, d]."""
+
+
+class Outcome(enum.Enum):
+    """How an attempt ended."""
+
+    DONE = enum.auto()
+    NO_MEMORY = enum.auto()
+    FAULT = enum.auto()
+    STOPPED = enum.auto()
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class PrivateRows:
+    """Ids of rows, the public one first if there is one; shows nothing.
+
+    Attributes:
+      rows: None for a row that could not be read.
+      kind: whether their number is public.
+      shape: the public shape of one row.
+      has_public: whether the first row is the public prompt.
+    """
+
+    rows: list[list[int] | None]
+    kind: Kind
+    shape: Shape
+    has_public: bool
+
+    @property
+    def num_private(self) -> int:
+        """Rows without the public one."""
+        return len(self.rows) - self.has_public
+
+    def wanted(self, row_batch: int) -> int:
+        """Rows that should run together; public."""
+        return len(self.rows) if self.kind == "slots" else row_batch
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Chunk:
+    """Rows that run together.
+
+    Attributes:
+      members: which row stands in which place.
+      is_alone: one row of a chunk that failed; it keeps no cache.
+      batch: what has been read; None: nothing, or it was dropped.
+      done: steps of the script that the batch has read.
+      settled: what the model said last, float32[size, width], or [1, width] of a row alone.
+      told: steps after which it said so.
+      device: where it said so.
+      failed: nothing more is asked of it.
+    """
+
+    members: dict[int, int]
+    is_alone: bool = False
+    batch: Batch | None = None
+    done: int = 0
+    settled: torch.Tensor | None = None
+    told: int = -1
+    device: torch.device | None = None
+    failed: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the first row, which is the public one if there is one, is in it."""
+        return 0 in self.members.values()
+
+    def forget(self) -> None:
+        """Drops what has been read."""
+        self.batch, self.done = None, 0
+
+    def parted(self) -> list[Chunk]:
+        """Returns its rows, each alone in its place; the public one comes first."""
+        return [Chunk({place: row}, is_alone=True) for place, row in self.members.items()]
+
+
+@dataclass(slots=True, repr=False, eq=False, weakref_slot=True)
+class Work:
+    """What a session holds until it is closed.
+
+    Attributes:
+      private: the rows.
+      script: the steps in which tokens are read, so that a repetition takes the same ones.
+      chunks: None before they are laid out.
+      size: rows of a chunk; public.
+      is_lean: whether only the first chunk keeps its cache on the device.
+    """
+
+    private: PrivateRows
+    script: list[tuple[int, ...]] = field(default_factory=list)
+    chunks: list[Chunk] | None = None
+    size: int = 0
+    is_lean: bool = False
+
+    def spare(self) -> bool:
+        """Takes caches of later chunks off the device, from now on; False if nothing is gained.
+
+        Only where the number of rows is secret: what such a session holds is otherwise a secret amount.
+        """
+        if self.is_lean or self.private.kind == "slots":
+            return False
+        self.is_lean = True
+        later = [chunk for chunk in (self.chunks or ())[1:] if chunk.batch is not None]
+        for chunk in later:
+            park(chunk)
+        return bool(later)
+
+
+def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> None:
+    """Brings all rows to the end of the script, and puts what `read` finds in row `first + i` into `out[i]`.
+
+    Rows that failed stay as they are.
+
+    Raises:
+      ModelCallError: what is public failed.
+      KeyboardInterrupt: it was stopped; the next call goes on.
+    """
+    place, has_retried = 0, False
+    while work.chunks is None or place < len(work.chunks):
+        chunk = None if work.chunks is None else work.chunks[place]
+        outcome = _attempt(engine, work, chunk, read, out, first=first)
+        if outcome is Outcome.STOPPED:
+            raise KeyboardInterrupt
+        if work.chunks is None or chunk is None:
+            if outcome is not Outcome.DONE:
+                raise ModelCallError("the model failed on public text; try it with model.generate(...)")
+        elif outcome is Outcome.DONE or (outcome is Outcome.FAULT and chunk.is_alone):
+            chunk.failed |= outcome is Outcome.FAULT
+            place, has_retried = place + 1, False
+        elif outcome is Outcome.FAULT:
+            work.chunks[place : place + 1] = chunk.parted()
+            has_retried = False
+            engine.free()
+        elif engine.spare():
+            continue
+        elif work.private.kind == "slots" and not chunk.is_alone:
+            _shrink(engine, work)
+            place = 0
+        elif has_retried:
+            _give_up(engine, work, chunk)
+        else:
+            engine.free()
+            has_retried = True
+
+
+def _shrink(engine: Engine, work: Work) -> None:
+    """Starts anew with fewer rows at a time, at last with one cache beside the first; their number is public."""
+    if work.size == 1 and not work.is_lean:
+        work.is_lean = True
+        engine.free()
+    else:
+        engine.shrink("slots", work.private.wanted(engine.row_batch), work.private.shape, found=work.size)
+    work.chunks = None
+
+
+def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
+    """Fails a chunk for which there is no memory.
+
+    Raises:
+      ModelCallError: it holds the public prompt, or public text of its shape does not fit either.
+    """
+    if not work.private.has_public:
+        engine.check_memory(replace(work.private.shape, size=work.size))
+    elif chunk.is_first:
+        raise ModelCallError(no_room(work.size))
+    chunk.failed = True
+
+
+def _attempt(engine: Engine, work: Work, chunk: Chunk | None, read: Read, out: Rows, *, first: int) -> Outcome:
+    """Lays out the chunks, or answers for one of them."""
+    outcome = Outcome.DONE
+    try:
+        with torch.inference_mode():
+            if chunk is None:
+                _lay_out(engine, work)
+            elif not chunk.failed:
+                _advance(engine, work, chunk)
+                _put(work, chunk, read, out, first=first)
+    except KeyboardInterrupt:
+        outcome = Outcome.STOPPED
+    except BaseException as error:
+        if chunk is None and isinstance(error, DPICLError):
+            raise  # by the engine, on public text
+        outcome = Outcome.NO_MEMORY if is_out_of_memory(error) else Outcome.FAULT
+        error.__traceback__ = None  # whoever keeps the error keeps no frame, and no memory, of a row
+    if outcome is not Outcome.DONE and chunk is not None:
+        chunk.forget()  # it may have read half of a step
+    return outcome
+
+
+def _lay_out(engine: Engine, work: Work) -> None:
+    private = work.private
+    count = len(private.rows)
+    size = engine.size_for(private.kind, private.wanted(engine.row_batch), private.shape) if count else 1
+    work.size = size
+    starts = range(0, count, size)
+    work.chunks = [Chunk({row - start: row for row in range(start, min(start + size, count))}) for start in starts]
+    if private.kind == "units":
+        engine.holders.add(work)
+
+
+def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
+    """Brings one chunk to the end of the script."""
+    if chunk.told == len(work.script):
+        return
+    raw = torch.empty(0)
+    if chunk.batch is None:
+        members = [chunk.members.get(place) for place in range(work.size)]
+        rows = [None if row is None else work.private.rows[row] for row in members]
+        chunk.batch = engine.batch(replace(work.private.shape, size=work.size))
+        raw = chunk.batch.start([row or [engine.vocabulary.filler] for row in rows])
+    elif work.is_lean and not chunk.is_first:
+        chunk.batch.moved(engine.body.device)
+    for tokens in work.script[chunk.done :]:
+        if len(tokens) == 1:
+            raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
+        else:
+            raw = chunk.batch.many(tokens)[:, -1]
+    settled = engine.reader.settle(raw)
+    chunk.done, chunk.device = len(work.script), settled.device
+    if chunk.is_alone:
+        chunk.settled = settled[[*chunk.members]].cpu()
+        chunk.forget()
+    else:
+        chunk.settled = settled
+        if work.is_lean and not chunk.is_first:
+            park(chunk)
+    chunk.told = len(work.script)
+
+
+def park(chunk: Chunk) -> None:
+    """Takes a chunk off the device: to main memory, or, where that frees nothing, out of memory."""
+    is_kept = False
+    if chunk.settled is not None:
+        chunk.settled = chunk.settled.cpu()
+    try:
+        is_kept = chunk.batch is not None and chunk.batch.moved("cpu")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    if not is_kept:
+        chunk.forget()
+
+
+def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None:
+    """Puts a chunk's answers where they belong."""
+    places = [place for place, row in chunk.members.items() if 0 <= row - first < len(out)]
+    if chunk.settled is None or not places:
+        return
+    settled = chunk.settled.to(chunk.device)
+    if chunk.is_alone:
+        # All rows of a chunk are read at its one shape, which has been tried out.
+        settled = settled.expand(work.size, -1).contiguous()
+    answers = read(settled, slice(places[0], places[-1] + 1))
+    for place in places:
+        row = chunk.members[place]
+        if work.private.rows[row] is not None:
+            out[row - first] = answers[place - places[0]]
+
+
+def blank(count: int, width: int, fill_value: float) -> Rows:
+    """Returns float64[count, width] to be filled.
+
+    Raises:
+      ModelCallError: main memory does not hold it.
+    """
+    try:
+        return np.full((count, width), fill_value)
+    except MemoryError:
+        pass
+    raise ModelCallError("main memory ran out for the answers of all rows; ask for fewer columns, or of fewer rows")
