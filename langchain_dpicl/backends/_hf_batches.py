@@ -100,7 +100,7 @@ class Body:
             self.model.eval()
         given = {name: value for name, value in inputs.items() if value is not None}
         if self._keep:
-            given[self._keep] = keep  # type: ignore[assignment]
+            given[self._keep] = keep
         answer = self.model(input_ids=ids, past_key_values=cache, use_cache=True, return_dict=True, **given)
         logits: torch.Tensor = answer.logits
         return logits[:, -keep:]

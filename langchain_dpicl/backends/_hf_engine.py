@@ -260,7 +260,7 @@ class Engine:
         if wherever:
             return False
         again = self._answers(shape, half, 2), self._answers(shape, half, 3)
-        return torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:])
+        return bool(torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:]))
 
     def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
         """The bits of every kind of answer, int64[rows, ...], where the prompt stands in one half of the places."""

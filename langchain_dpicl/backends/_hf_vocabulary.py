@@ -156,7 +156,8 @@ class Reader:
 def taken(settled: torch.Tensor, ids: Ints) -> Floats:
     """Returns float64[rows, d]: logits of the ids; a failed row is NaN."""
     chosen = settled.index_select(1, torch.from_numpy(ids).to(settled.device))
-    return chosen.cpu().numpy().astype(np.float64)
+    logits: Floats = chosen.cpu().numpy().astype(np.float64)
+    return logits
 
 
 def probabilities(settled: torch.Tensor, ids: Ints) -> Floats:
