@@ -69,7 +69,7 @@ bench-mechanisms: .venv/.ready  ## mechanisms of generation at equal epsilon on 
 	.venv/bin/python benchmarks/bench_mechanisms.py --data $(if $(filter file,$(origin DATA)),$(MECHANISM_DATA),$(DATA)) --words $(WORDS) $(ARGS)
 
 bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per token, invink, plain generate, memory (or ARGS=--full, ARGS="--device cuda")
-	.venv-bench/bin/python benchmarks/bench_local.py $(ARGS)
+	.venv-bench/bin/python benchmarks/bench_local.py --data $(DATA) $(ARGS)
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data
