@@ -11,8 +11,8 @@ from typing import Any
 
 from _local_runs import Place, Ready
 
-from langchain_dpicl.backends import _hf_batches, _hf_sessions
-from langchain_dpicl.backends._hf_vocabulary import Reader
+from langchain_dpicl.backends.hf import batches, sessions
+from langchain_dpicl.backends.hf.vocabulary import Reader
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.writing import Script
@@ -84,11 +84,11 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 _PLACES: tuple[tuple[str, Any, str], ...] = (
-    ("engine", _hf_sessions.LocalSession, "_read"),
-    ("reading", _hf_sessions, "taken"),
-    ("reading", _hf_sessions, "probabilities"),
+    ("engine", sessions.LocalSession, "_read"),
+    ("reading", sessions, "taken"),
+    ("reading", sessions, "probabilities"),
     ("reading", Reader, "settle"),
-    (MODEL, _hf_batches.Body, "forward"),
+    (MODEL, batches.Body, "forward"),
     ("aggregation", ReleasePlan, "bound"),
     ("noise", GumbelMechanism, "release"),
     ("candidates", Script, "_narrowed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         enable_socket()
         from pytest_socket import socket_allow_hosts
 
+        leave_dropped_clients_alone()
         socket_allow_hosts(["127.0.0.1", "::1", "localhost"], allow_unix_socket=True)
     else:
         disable_socket(allow_unix_socket=True)
+
+
+ASYNC_CLIENTS = (
+    ("openai._base_client", "AsyncHttpxClientWrapper"),
+    ("langchain_openai.chat_models._client_utils", "_AsyncHttpxClientWrapper"),
+    ("anthropic._base_client", "AsyncHttpxClientWrapper"),
+    ("langchain_anthropic._client_utils", "_AsyncHttpxClientWrapper"),
+)
+
+
+def leave_dropped_clients_alone() -> None:
+    """Lets the collector close the sockets of dropped clients, and nobody else.
+
+    An SDK's client that is collected asks the running loop to close its connections later. Their sockets are closed by
+    then: the loop stops reading file numbers that belong to another test's connections, which then wait for ever.
+    """
+    for module, name in ASYNC_CLIENTS:
+        client = getattr(sys.modules.get(module), name, None)
+        if client is not None and "__del__" in vars(client):
+            del client.__del__
 
 
 @pytest.fixture(scope="session")

@@ -22,16 +22,16 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends import _hf_loading as loading
-from langchain_dpicl.backends._hf_prompts import cut_middle
 from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf.prompts import cut_middle
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends._hf_engine import Engine, Kind
-    from langchain_dpicl.backends._hf_prompts import Prompts
-    from langchain_dpicl.backends._hf_public import PublicAnswers
-    from langchain_dpicl.backends._hf_sessions import LocalSession
+    from langchain_dpicl.backends.hf.engine import Engine, Kind
+    from langchain_dpicl.backends.hf.prompts import Prompts
+    from langchain_dpicl.backends.hf.public import PublicAnswers
+    from langchain_dpicl.backends.hf.sessions import LocalSession
 
 __all__ = ["HuggingFaceBackend"]
 
@@ -113,7 +113,7 @@ class HuggingFaceBackend:
         self._public = self._public_answers()
 
     def _public_answers(self) -> PublicAnswers:
-        from langchain_dpicl.backends._hf_public import PublicAnswers
+        from langchain_dpicl.backends.hf.public import PublicAnswers
 
         begun = self._prompts.apart(self._prompts.begun("", cap=self.max_prompt_tokens))
         return PublicAnswers(self._engine, length=self.max_prompt_tokens, room=self.max_new_tokens, begun=begun)
@@ -169,7 +169,7 @@ class HuggingFaceBackend:
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Returns PUBLIC messages ({"role": ..., "content": ...}) as a prompt of `generate`, by the chat template."""
-        from langchain_dpicl.backends._hf_messages import render
+        from langchain_dpicl.backends.hf.messages import render
 
         return render(self._prompts.tokens, messages)
 
@@ -236,8 +236,8 @@ class HuggingFaceBackend:
         max_new_tokens: int | None,
     ) -> LocalSession | DPICLError:
         """Returns a session, or what is wrong with public arguments: it is raised where no prompt is in sight."""
-        from langchain_dpicl.backends._hf_chunks import PrivateRows
-        from langchain_dpicl.backends._hf_sessions import LocalSession, check_room
+        from langchain_dpicl.backends.hf.chunks import PrivateRows
+        from langchain_dpicl.backends.hf.sessions import LocalSession, check_room
 
         room = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         try:
@@ -259,7 +259,7 @@ class HuggingFaceBackend:
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only."""
-        from langchain_dpicl.backends._hf_vocabulary import probabilities
+        from langchain_dpicl.backends.hf.vocabulary import probabilities
 
         vocabulary = self._engine.vocabulary
         ids = [vocabulary.checked(token) for token in prefix]
@@ -288,9 +288,9 @@ class HuggingFaceBackend:
         A space is read between the two if the prompt ends or the choice starts with one; a chat template brings its
         own. A failed row is -inf everywhere.
         """
-        from langchain_dpicl.backends import _hf_choices
+        from langchain_dpicl.backends.hf.choices import score
 
-        return _hf_choices.score(self._engine, self._prompts, prompts, choices, cap=self.max_prompt_tokens)
+        return score(self._engine, self._prompts, prompts, choices, cap=self.max_prompt_tokens)
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Is `score_choices`, in a worker thread."""
@@ -317,11 +317,11 @@ class HuggingFaceBackend:
           top_p: takes one of the likeliest tokens that together have this probability.
           rng: coins of the sampling, which protect nobody; None for fresh ones.
         """
-        from langchain_dpicl.backends import _hf_completion, _hf_sampling
+        from langchain_dpicl.backends.hf import completion, sampling
 
-        taste = _hf_sampling.Taste(temperature, top_k, top_p, rng or Generator(PCG64()))
+        taste = sampling.Taste(temperature, top_k, top_p, rng or Generator(PCG64()))
         rows = [self._public_row(prompt, self._reading_room(self.max_new_tokens)) for prompt in prompts]
-        return _hf_completion.generated(self._engine, rows, taste, room=self.max_new_tokens)
+        return completion.generated(self._engine, rows, taste, room=self.max_new_tokens)
 
     def _reading_room(self, room: int) -> int:
         """Tokens that a public prompt may have if `room` are to be written."""
@@ -348,16 +348,16 @@ class HuggingFaceBackend:
           rng: coins of the sampling, which protect nobody.
           public: whether the prompts are public: they then run at their own lengths, which is faster.
         """
-        from langchain_dpicl.backends import _hf_completion, _hf_sampling
+        from langchain_dpicl.backends.hf import completion, sampling
 
-        taste = _hf_sampling.Taste(temperature, None, 1.0, rng or Generator(PCG64()))
-        job = _hf_completion.Job(max_tokens, tuple(word for word in stop if word), taste, self.token_bytes)
+        taste = sampling.Taste(temperature, None, 1.0, rng or Generator(PCG64()))
+        job = completion.Job(max_tokens, tuple(word for word in stop if word), taste, self.token_bytes)
         if public:
             cap = self._reading_room(min(max_tokens, self.max_new_tokens))
             rows = [self._public_row(prompt, cap) for prompt in prompts]
-            texts = _hf_completion.in_public(self._engine, rows, job)
+            texts = completion.in_public(self._engine, rows, job)
         else:
-            texts = _hf_completion.in_private(self._engine, self._prompts, prompts, job, cap=self.max_prompt_tokens)
+            texts = completion.in_private(self._engine, self._prompts, prompts, job, cap=self.max_prompt_tokens)
         pairs = zip(prompts, texts, strict=True)
         return [text.removeprefix(" ") if prompt.endswith(" ") and not self.chat else text for prompt, text in pairs]
 
@@ -388,11 +388,11 @@ def _rooms(
     limit: int | None,
 ) -> tuple[Prompts, Engine]:
     """Returns what reads prompts and what runs the model."""
-    from langchain_dpicl.backends._hf_batches import Body
-    from langchain_dpicl.backends._hf_engine import Engine
-    from langchain_dpicl.backends._hf_prompts import Prompts
-    from langchain_dpicl.backends._hf_tokens import TokenizerMaps
-    from langchain_dpicl.backends._hf_vocabulary import Vocabulary
+    from langchain_dpicl.backends.hf.batches import Body
+    from langchain_dpicl.backends.hf.engine import Engine
+    from langchain_dpicl.backends.hf.prompts import Prompts
+    from langchain_dpicl.backends.hf.tokens import TokenizerMaps
+    from langchain_dpicl.backends.hf.vocabulary import Vocabulary
 
     tokens = TokenizerMaps(tokenizer, chat=chat)
     vocabulary = Vocabulary(tokens, facts, ends=[ends] if isinstance(ends, int) else ends)

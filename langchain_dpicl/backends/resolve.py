@@ -251,7 +251,7 @@ def _one_tokenizer(model: Any, pipeline: Any) -> Any:
 
 def _engine_of(model: Any, tokenizer: Any, *, is_chat: bool) -> NextTokenBackend:
     """Returns the engine with its usual lengths, or with three quarters of a shorter context for the prompt."""
-    from langchain_dpicl.backends._hf_loading import inspect_model
+    from langchain_dpicl.backends.hf.loading import inspect_model
     from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 
     context = inspect_model(model).context

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from langchain_core.prompts import PromptTemplate
+from transformers.utils import logging as bars
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
@@ -31,6 +32,7 @@ def example() -> Iterator[Any]:
         for name in ("local_model", "bank_questions"):
             sys.modules.pop(name, None)
     torch.set_num_threads(threads)
+    bars.enable_progress_bar()  # the example hides them
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from langchain_dpicl import (
     PromptPATELabeler,
 )
 from langchain_dpicl.backends import resolve
-from langchain_dpicl.backends._hf_sessions import LocalSession
+from langchain_dpicl.backends.hf.sessions import LocalSession
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import (

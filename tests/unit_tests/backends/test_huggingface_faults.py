@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from langchain_dpicl.backends import _hf_batches, _hf_chunks, _hf_sessions  # noqa: E402
+from langchain_dpicl.backends.hf import batches, chunks, sessions  # noqa: E402
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
@@ -248,7 +248,7 @@ class TestMainMemory:
         tokens = tokens_of(backend, 4)
         expected = walk(opened(backend, UNITS, units=True), tokens)
         budget = Budget(backend, 2)
-        monkeypatch.setattr(_hf_batches.RightBatch, "moved", budget.moved)
+        monkeypatch.setattr(batches.RightBatch, "moved", budget.moved)
         watched = doubles.Watched(model)
         assert same_bits(walk(opened(backend, UNITS, units=True), tokens), expected)
         reads = [shape for shape in watched.shapes if shape[1] > 1]
@@ -264,14 +264,14 @@ class TestMainMemory:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
         Budget(backend, 2)
-        monkeypatch.setattr(_hf_batches.RightBatch, "moved", full)
+        monkeypatch.setattr(batches.RightBatch, "moved", full)
         assert same_bits(walk(opened(backend, UNITS, units=True), tokens), expected)
 
 
 class TestReadingAnswers:
     @staticmethod
     def failing(monkeypatch, calls):
-        real, left = _hf_sessions.taken, list(calls)
+        real, left = sessions.taken, list(calls)
 
         @functools.wraps(real)
         def taken(settled, ids):
@@ -279,7 +279,7 @@ class TestReadingAnswers:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return real(settled, ids)
 
-        monkeypatch.setattr(_hf_sessions, "taken", taken)
+        monkeypatch.setattr(sessions, "taken", taken)
 
     def test_memory_that_runs_out_once_moves_no_bit(self, monkeypatch):
         backend = engine()
@@ -328,7 +328,7 @@ class TestWithoutAPublicPrompt:
         session = backend.open(UNITS, ())
         expected = session.score(backend.vocabulary())
         session.close()
-        real, left = _hf_chunks._advance, [1, 1]
+        real, left = chunks._advance, [1, 1]
 
         def advance(own, work, chunk):
             if 0 in chunk.members.values() and left:
@@ -336,7 +336,7 @@ class TestWithoutAPublicPrompt:
                 raise MemoryError
             real(own, work, chunk)
 
-        monkeypatch.setattr(_hf_chunks, "_advance", advance)
+        monkeypatch.setattr(chunks, "_advance", advance)
         found = backend.open(UNITS, ()).score(backend.vocabulary())
         assert (found[:4] == 0).all()
         assert same_bits(found[4:], expected[4:])

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from langchain_dpicl.backends import _hf_loading as loading  # noqa: E402
+from langchain_dpicl.backends.hf import loading  # noqa: E402
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend  # noqa: E402
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError  # noqa: E402
 from tests import tiny_hf  # noqa: E402

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from langchain_dpicl.backends._hf_batches import Batch
-from langchain_dpicl.backends._hf_chunks import PrivateRows
-from langchain_dpicl.backends._hf_engine import Engine
-from langchain_dpicl.backends._hf_prompts import Prompts
-from langchain_dpicl.backends._hf_rows import answered
-from langchain_dpicl.backends._hf_vocabulary import Floats, log_probabilities
+from langchain_dpicl.backends.hf.batches import Batch
+from langchain_dpicl.backends.hf.chunks import PrivateRows
+from langchain_dpicl.backends.hf.engine import Engine
+from langchain_dpicl.backends.hf.prompts import Prompts
+from langchain_dpicl.backends.hf.rows import answered
+from langchain_dpicl.backends.hf.vocabulary import Floats, log_probabilities
 from langchain_dpicl.exceptions import ConfigurationError
 
 

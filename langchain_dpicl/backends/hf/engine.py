@@ -18,9 +18,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from langchain_dpicl.backends import _hf_cache as caches
-from langchain_dpicl.backends._hf_batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
-from langchain_dpicl.backends._hf_vocabulary import Reader, Vocabulary, probabilities
+from langchain_dpicl.backends.hf import cache as caches
+from langchain_dpicl.backends.hf.batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, probabilities
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 
 Kind = Literal["slots", "units"]

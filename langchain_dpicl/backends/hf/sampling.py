@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
-from langchain_dpicl.backends._hf_vocabulary import Floats, Ints, Vocabulary, probabilities
+from langchain_dpicl.backends.hf.vocabulary import Floats, Ints, Vocabulary, probabilities
 from langchain_dpicl.exceptions import ConfigurationError
 
 

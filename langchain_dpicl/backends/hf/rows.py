@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from langchain_dpicl.backends._hf_batches import Batch, is_out_of_memory
-from langchain_dpicl.backends._hf_chunks import PrivateRows
-from langchain_dpicl.backends._hf_engine import Engine
-from langchain_dpicl.backends._hf_vocabulary import Floats
+from langchain_dpicl.backends.hf.batches import Batch, is_out_of_memory
+from langchain_dpicl.backends.hf.chunks import PrivateRows
+from langchain_dpicl.backends.hf.engine import Engine
+from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.backends.rows import guarded
 
 Answer = Callable[[Batch, list[list[int]]], Sequence[Any] | Floats]

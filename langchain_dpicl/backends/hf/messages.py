@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from langchain_dpicl.backends._hf_tokens import TokenizerMaps
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
 
 _STAND_IN = re.compile(r"zqcontent(\d+)qz")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends._hf_loading import Facts
-from langchain_dpicl.backends._hf_tokens import TokenizerMaps
 from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.hf.loading import Facts
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
 
 Ints = NDArray[np.int64]

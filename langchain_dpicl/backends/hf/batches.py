@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from langchain_dpicl.backends import _hf_cache as caches
-from langchain_dpicl.backends._hf_loading import Facts
+from langchain_dpicl.backends.hf import cache as caches
+from langchain_dpicl.backends.hf.loading import Facts
 
 _KEEPS = ("logits_to_keep", "num_logits_to_keep")
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from langchain_dpicl.backends._hf_batches import Batch, Shape, is_out_of_memory
-from langchain_dpicl.backends._hf_chunks import PrivateRows
-from langchain_dpicl.backends._hf_engine import Engine, no_room
-from langchain_dpicl.backends._hf_prompts import Prompts
-from langchain_dpicl.backends._hf_rows import answered
-from langchain_dpicl.backends._hf_sampling import Taste, drawn, likeliest, shares
-from langchain_dpicl.backends._hf_vocabulary import Floats, Ints
 from langchain_dpicl.backends.embedded import cut
+from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.chunks import PrivateRows
+from langchain_dpicl.backends.hf.engine import Engine, no_room
+from langchain_dpicl.backends.hf.prompts import Prompts
+from langchain_dpicl.backends.hf.rows import answered
+from langchain_dpicl.backends.hf.sampling import Taste, drawn, likeliest, shares
+from langchain_dpicl.backends.hf.vocabulary import Floats, Ints
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
@@ -100,7 +100,13 @@ def generated(
         while True:
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
     left = engine.left_after(max(map(len, rows)))
-    batch = engine.batch(_shape(engine, rows, room, reach=left))
+    yield from grown(engine, engine.batch(_shape(engine, rows, room, reach=left)), rows, taste, left=left)
+
+
+def grown(
+    engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], taste: Taste, *, left: int
+) -> Iterator[tuple[Ints, Floats]]:
+    """Is `generated`, on a batch that is there and has room for `left` tokens."""
     raw = _public(engine, lambda: batch.start(rows))
     while True:
         with torch.inference_mode():

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from langchain_dpicl.backends._hf_batches import Batch, Shape, is_out_of_memory
-from langchain_dpicl.backends._hf_engine import Engine, Kind, no_room
-from langchain_dpicl.backends._hf_vocabulary import Floats
 from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.engine import Engine, Kind, no_room
+from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 Read = Callable[[torch.Tensor, slice], Floats]

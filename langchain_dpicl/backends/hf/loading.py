@@ -54,10 +54,12 @@ class Facts:
     takes: frozenset[str]
 
 
-def load(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> tuple[Any, Any]:
+def load(
+    model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, auto: str = "AutoModelForCausalLM"
+) -> tuple[Any, Any]:
     """Returns model and tokenizer, read from a local folder where a path was given.
 
-    An object stays where it is and as it is unless `device` says otherwise.
+    An object stays where it is and as it is unless `device` says otherwise. `auto` is the class that reads a folder.
 
     Raises:
       ConfigurationError: no such folder, a hub's name, or options that would change the caller's object.
@@ -67,7 +69,7 @@ def load(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -
         raise ConfigurationError(f"expected dtype in {DTYPES} or None, found {dtype!r}")
     tokenizer = _tokenizer(tokenizer, model)
     if isinstance(model, str | os.PathLike):
-        model = _from_folder(_folder(model), dtype)
+        model = _from_folder(_folder(model), dtype, auto)
         device = device or _best_device()
     elif dtype is not None and str(model.dtype) != f"torch.{dtype}":
         raise ConfigurationError(
@@ -106,11 +108,11 @@ def _folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _from_folder(folder: Path, dtype: str | None) -> Any:
+def _from_folder(folder: Path, dtype: str | None, auto: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    return _read(AutoModelForCausalLM, folder, dtype=getattr(torch, dtype) if dtype else "auto")
+    return _read(getattr(transformers, auto), folder, dtype=getattr(torch, dtype) if dtype else "auto")
 
 
 def _tokenizer(tokenizer: Any, model: Any) -> Any:
@@ -167,13 +169,23 @@ def inspect_model(model: Any) -> Facts:
     Raises:
       CapabilityError: it keeps no cache, is no causal model, or computes one row from others.
     """
-    config = _text_config(model.config)
     takes = frozenset(inspect.signature(model.forward).parameters)
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
         raise CapabilityError(
             f"expected a causal language model with a key-value cache, found {type(model).__name__}; "
             "take a decoder-only model of AutoModelForCausalLM"
         )
+    return inspect_rows(model)
+
+
+def inspect_rows(model: Any) -> Facts:
+    """Returns what is public about a model of any kind.
+
+    Raises:
+      CapabilityError: it computes one row from others.
+    """
+    config = _text_config(model.config)
+    takes = frozenset(inspect.signature(model.forward).parameters)
     if reason := _couples(model, config):
         raise CapabilityError(
             f"expected a model that computes each row from its own prompt, found {type(model).__name__} with {reason}: "

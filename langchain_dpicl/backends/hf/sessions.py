@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends._hf_chunks import PrivateRows, Read, Work, blank, fill
-from langchain_dpicl.backends._hf_engine import BLOCK, Engine
-from langchain_dpicl.backends._hf_vocabulary import Floats, probabilities, taken
 from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.hf.chunks import PrivateRows, Read, Work, blank, fill
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine
+from langchain_dpicl.backends.hf.vocabulary import Floats, probabilities, taken
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from langchain_dpicl.backends._hf_batches import Batch, is_out_of_memory
-from langchain_dpicl.backends._hf_engine import BLOCK, Engine, no_room
-from langchain_dpicl.backends._hf_sessions import check_room
+from langchain_dpicl.backends.hf.batches import Batch, is_out_of_memory
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine, no_room
+from langchain_dpicl.backends.hf.sessions import check_room
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 _KEPT = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from langchain_dpicl.backends._hf_tokens import TokenizerMaps
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.exceptions import ConfigurationError
 
