@@ -1,6 +1,7 @@
 """What `dpicl plan` shows: options, checks and the text or JSON of a plan. Prints nothing, reads no record.
 
-Knows public numbers only. The plans of answers to queries are in `_cli_queries`, those of labels in `_cli_labels`.
+Knows public numbers only. The plans of answers to queries are in `_cli_queries`, those of labels in `_cli_labels`,
+those of training in `_cli_training`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl import _cli_labels, _cli_queries
+from langchain_dpicl import _cli_labels, _cli_queries, _cli_training
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.token_rules import TokenRule
 
 # Counts that only a generation has, with their defaults there.
-_GENERATION = {"redraw_every": 1, "shots_per_label": 1, "max_tokens": 60, "public_top_k": 100}
+_GENERATION = {"redraw_every": None, "shots_per_label": 1, "max_tokens": 60, "public_top_k": 100}
 _MECHANISMS = ("gumbel", "gaussian", "permute_and_flip")
 _LOGIT_MECHANISMS = ("recentered_clip", "difference_clip", "clip_and_blend")
 RULE = ("clip", "temperature", "blend_weight", "center", "free_tokens", "private_tokens")
@@ -32,6 +33,7 @@ _ONLY = {
     "generation": frozenset({*_GENERATION, *RULE, "full_vocabulary", "public_agreement", "sampling"}),
     "voting": frozenset(_cli_queries.OPTIONS),
     "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS}),
+    "dpsgd": frozenset(_cli_training.OPTIONS),
 }
 _COUNTS = ("num_slots", "shots_per_slot", "private_tokens", *_GENERATION)
 
@@ -50,7 +52,7 @@ def add_design(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--num-slots", type=int, help="slots, or expected unit rows (default 40)")
     command.add_argument("--shots-per-slot", type=int, help="records per slot (default 1)")
-    command.add_argument("--redraw-every", type=int, default=1, help="tokens per secret sample")
+    command.add_argument("--redraw-every", type=int, help="tokens per secret sample (default 1)")
     command.add_argument("--shots-per-label", type=int, default=1, help="demonstrations per label")
     command.add_argument("--max-tokens", type=int, default=60, help="tokens per demonstration")
     command.add_argument("--public-top-k", type=int, default=100, help="public candidates per token")
@@ -110,8 +112,9 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     _cli_queries.add_voting(command)
     _cli_labels.add_pate(command)
+    _cli_training.add_dpsgd(command)
     # So that an option of the other method is seen and refused.
-    command.set_defaults(run=run, **dict.fromkeys(_GENERATION))
+    command.set_defaults(run=run, mechanism=None, **dict.fromkeys(_GENERATION))
 
 
 def sizes_of(given: Sequence[str]) -> dict[str | None, int]:
@@ -150,6 +153,10 @@ def planned(arguments: argparse.Namespace) -> str:
     sizes = sizes_of(arguments.public_size)
     _check_method(arguments)
     _check_declarable(sizes, arguments.delta)
+    if arguments.method == "dpsgd":
+        return _cli_training.planned_training(arguments, sizes)
+    if arguments.mechanism is None:
+        arguments.mechanism = "gumbel"
     if arguments.method == "voting":
         return _cli_queries.planned_queries(arguments, sizes)
     if arguments.method == "pate":

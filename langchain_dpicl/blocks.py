@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.bounded import BoundedSum
+from langchain_dpicl.privacy.gradient_sums import RunningSum
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.sparse import SparseVectorTest, Threshold
@@ -176,11 +177,14 @@ def _source(
 
 
 def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
-    """Returns the bounded sum of rows float64[n, width], which are taken out of their box."""
+    """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
+    taken: Any = boxed.take()
+    if isinstance(taken, RunningSum):
+        return plan.total_of(taken, width=width)
     with np.errstate(all="ignore"):
         if not plan.aggregation.needs_public:
-            return plan.bound(boxed.take(), width=width)
-        return plan.bound(boxed.take(), width=width, public=public)
+            return plan.bound(taken, width=width)
+        return plan.bound(taken, width=width, public=public)
 
 
 def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:

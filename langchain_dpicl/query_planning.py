@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan, RowsPlan
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning import finite_epsilon
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -26,6 +27,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.aggregation import Aggregation, ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.amounts import check_name, effective_delta
+from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
 from langchain_dpicl.recommendation import agreement_of
@@ -44,7 +46,30 @@ __all__ = [
 
 # Shots per slot that are compared, as far as they divide the records.
 _SHOTS = (1, 2, 4, 8, 16)
-PlanT = TypeVar("PlanT", bound=RowsPlan)
+
+
+class NoisyPlan(Protocol):
+    """A frozen plan whose noise is still to be found, and then its price: of answers, labels or training steps."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def release(self) -> ReleasePlan:
+        """How one thing is released."""
+
+    @property
+    def delta(self) -> float:
+        """The share's delta."""
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise over all releases."""
+
+    def event(self) -> Event:
+        """Returns the event of all releases together."""
+
+
+PlanT = TypeVar("PlanT", bound=NoisyPlan)
 
 
 def plan_queries(
@@ -129,7 +154,8 @@ def priced(plan: PlanT) -> PlanT:
     """Returns the plan with the epsilon that it costs."""
     adjacency = plan.release.adjacency
     bound = accounting.epsilon_upper_bound(plan.event(), delta=_pricing_delta(plan), adjacency=adjacency)
-    return dataclasses.replace(plan, epsilon=bound)
+    epsilon = finite_epsilon(bound, noise_multiplier=plan.release.mechanism.noise_multiplier)
+    return dataclasses.replace(plan, epsilon=epsilon)
 
 
 def checked_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:
@@ -140,7 +166,7 @@ def checked_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:
     return shape
 
 
-def _pricing_delta(plan: RowsPlan) -> float:
+def _pricing_delta(plan: NoisyPlan) -> float:
     left = effective_delta(plan.delta, plan.implementation_delta)
     if left <= 0:
         gap = f"more than the noise's declared gap {plan.implementation_delta:.3g}"

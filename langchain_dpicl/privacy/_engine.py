@@ -35,6 +35,7 @@ def steps(terms: Terms, adjacency: Adjacency) -> tuple[tuple[Profile, int], ...]
     if terms.ranges or terms.rho > 0:
         found.append((_range_block(terms), 1))
     found.extend((_sampled_step(base, rate, adjacency), count) for base, rate, count in terms.sampled)
+    found.extend((_ball_step(mu, rate, adjacency), count) for mu, rate, count in terms.balls)
     found.extend((allocated_step(*deal, adjacency), count) for *deal, count in terms.allocated)
     return tuple(found)
 
@@ -66,6 +67,14 @@ def _sampled_step(base: Terms, rate: float, adjacency: Adjacency) -> Profile:
     """One release, or a block of them, on one secret sample: composed inside, amplified once."""
     profile = as_one(base, adjacency)
     return profiles.symmetrised(profile, rate) if adjacency == "replace_one" else profiles.amplified(profile, rate)
+
+
+@lru_cache(maxsize=256)
+def _ball_step(mu: float, rate: float, adjacency: Adjacency) -> Profile:
+    """One Gaussian release of a sample's sum of vectors out of a ball; under replace_one mu is that of its diameter."""
+    if adjacency == "replace_one":
+        return profiles.replaced_in_ball(mu / 2.0, rate)
+    return profiles.amplified(profiles.gaussian(mu), rate)
 
 
 @lru_cache(maxsize=256)
@@ -109,11 +118,12 @@ def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
 def bounds(terms: Terms, adjacency: Adjacency, *, is_coarse: bool) -> tuple[Bound, ...]:
     """All bounds we can prove for a composition that is private and not empty; the least of them is its price."""
     inside = steps(terms, adjacency)
-    found: list[Bound] = [] if terms.sampled or terms.allocated else _closed_forms(terms)
+    is_sampled = bool(terms.sampled or terms.balls)
+    found: list[Bound] = [] if is_sampled or terms.allocated else _closed_forms(terms)
     if len(inside) > 1 or inside[0][1] > 1:
         found.append(compose(inside, is_coarse=is_coarse))
         found.extend(_sum_of_pure(inside))
-    elif terms.sampled:
+    elif is_sampled:
         found.append(CurveBound("one sampled release, closed form", inside[0][0]))
     elif terms.allocated:
         found.append(CurveBound("random allocation", inside[0][0]))

@@ -49,11 +49,14 @@ class Opinion:
 
 def prv_parts(terms: Terms, adjacency: Adjacency) -> list[tuple[float, float, int]] | None:
     """(noise multiplier, rate, count) of a composition that prv-accountant knows a theorem for, else None."""
-    if terms.pure or terms.ranges or terms.rho > 0 or terms.allocated or (terms.sampled and adjacency != "add_remove"):
+    if terms.pure or terms.ranges or terms.rho > 0 or terms.allocated:
+        return None
+    if (terms.sampled or terms.balls) and adjacency != "add_remove":
         return None
     if any(base != Terms(mu_squared=base.mu_squared) for base, _, _ in terms.sampled):
         return None
     parts = [(1.0 / math.sqrt(base.mu_squared), rate, count) for base, rate, count in terms.sampled]
+    parts.extend((1.0 / mu, rate, count) for mu, rate, count in terms.balls)
     if terms.mu_squared > 0:
         parts.append((1.0 / math.sqrt(terms.mu_squared), 1.0, 1))
     return parts

@@ -241,6 +241,34 @@ def symmetrised(base: Profile, rate: float) -> Profile:
     return _symmetric(curve, _outer_loss(base.top_up, rate))
 
 
+def replaced_in_ball(mu: float, rate: float) -> Profile:
+    """Poisson sampling under replace_one of vectors out of a ball of radius mu, in deviations of the Gaussian noise.
+
+    The pair ((1 - rate) N(0, 1) + rate N(mu, 1), (1 - rate) N(0, 1) + rate N(-mu, 1)), for 0 < rate < 1: no two
+    vectors of the ball are told apart better than opposite ones.
+
+    Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
+    """
+    stays, joins = math.log1p(-rate), math.log(rate)
+
+    def odds(t: float) -> float:  # log(1 - rate + rate e^(mu t - mu^2 / 2))
+        return float(np.logaddexp(stays, joins + mu * t - mu * mu / 2.0))
+
+    def curve(x: FloatArray) -> FloatArray:
+        with np.errstate(divide="ignore"):  # at x = 0 the logarithm is -inf, and the threshold 0
+            log_rise = x + np.log(-np.expm1(-x))  # log(e^x - 1)
+        # The loss exceeds x beyond t, where e^(mu t) solves a quadratic equation.
+        log_half = stays + log_rise - math.log(2.0) - joins + mu * mu / 2.0 - x / 2.0
+        root = np.where(log_half > 300.0, log_half + math.log(2.0), np.arcsinh(np.exp(np.minimum(log_half, 300.0))))
+        t = (x / 2.0 + root) / mu
+        gain = np.exp(joins + log_ndtr(mu - t)) - np.exp(joins + x + log_ndtr(-mu - t))
+        delta: FloatArray = np.maximum(gain - np.exp(stays + log_rise + log_ndtr(-t)), 0.0)
+        return delta
+
+    far = mu + 9.0  # Phi(-9) < TAIL
+    return _symmetric(curve, odds(far) - odds(-far))
+
+
 def solve(curve: Curve, delta: float, top: float) -> float:
     """The smallest x >= 0 with curve(x) <= delta, rounded up; infinity if the curve stays above."""
     low, high = 0.0, top

@@ -1,6 +1,6 @@
 """The walk that all aggregations share: clean each row by itself, then add. Knows no norm and no sensitivity.
 
-`aggregation` and `logit_sums` hold the closed classes that derive from it, and their bounds.
+`aggregation`, `logit_sums` and `gradient_sums` hold the closed classes that derive from it, and their bounds.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ def row_appears(row_shape: RowShape, adjacency: Adjacency) -> bool:
     return row_shape == "units" and check_adjacency(adjacency) == "add_remove"
 
 
-def matrix(rows: npt.NDArray[Any], width: int) -> Floats:
-    """Returns a float64[n, width] copy; faults found here are the engine's, and the same for every data set."""
-    check_int("width", width, low=1, high=MAX_WIDTH)
+def real_rows(rows: npt.NDArray[Any], width: int, *, high: int = MAX_WIDTH) -> npt.NDArray[Any]:
+    """Returns rows real[n, width] as they are; faults found here are the engine's, and the same for every data set."""
+    check_int("width", width, low=1, high=high)
     array = np.asarray(rows)
     if array.ndim >= 1 and array.shape[0] == 0:
         return np.zeros((0, width))  # the number of rows is secret: no shape of "none" is a fault
     if array.ndim != 2 or array.shape[1] != width or array.dtype.kind not in "fiub":
         found = f"{array.ndim} dimensions, width {array.shape[-1] if array.ndim else 0}, dtype {array.dtype.kind!r}"
         raise fail("rows", f"a real array of shape (n, {width})", found, "The engine must fill every row.")
+    return array
+
+
+def matrix(rows: npt.NDArray[Any], width: int) -> Floats:
+    """Returns a float64[n, width] copy of rows; see `real_rows`."""
+    array = real_rows(rows, width)
     if array.dtype == np.float64:
         return array.copy(order="C")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -53,7 +59,7 @@ def non_negative(weights: Floats) -> Floats:
 
 
 class _RowSum(Closed):
-    """The shared walk. Only the closed classes of `aggregation` and `logit_sums` derive from it."""
+    """The shared walk. Only closed classes derive from it; see the module."""
 
     __slots__ = ()
     name: ClassVar[str]

@@ -26,6 +26,7 @@ from langchain_dpicl.privacy.events import (
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
+    SampledBallEvent,
     SubsampledEvent,
     ZCdpEvent,
 )
@@ -45,6 +46,7 @@ class Terms:
       ranges: (bound, count) of the unsampled bounded-range steps.
       rho: all unsampled zCDP steps together.
       sampled: (what is done on one secret sample, its rate, count).
+      balls: (mu, rate, count) of Gaussians on a sample's sum of vectors out of a ball.
       allocated: (what is done on each batch, batches, rate, count).
       is_private: False if anything was released without protection.
     """
@@ -54,6 +56,7 @@ class Terms:
     ranges: tuple[tuple[float, int], ...] = ()
     rho: float = 0.0
     sampled: tuple[tuple[Terms, float, int], ...] = ()
+    balls: tuple[tuple[float, float, int], ...] = ()
     allocated: tuple[tuple[Terms, int, float, int], ...] = ()
     is_private: bool = True
 
@@ -83,6 +86,7 @@ class _Tally:
         self.ranges: Counter[float] = Counter()
         self.rho: Counter[float] = Counter()
         self.sampled: Counter[tuple[Terms, float]] = Counter()
+        self.balls: Counter[tuple[float, float]] = Counter()
         self.allocated: Counter[tuple[Terms, int, float]] = Counter()
         self.is_private = True
 
@@ -101,6 +105,8 @@ class _Tally:
                     self.add(part, count)
             case SubsampledEvent():
                 self._add_sampled(event, count)
+            case SampledBallEvent():
+                self._add_ball(event, count)
             case AllocatedEvent():
                 self._add_allocated(event, count)
             case NonPrivateEvent():
@@ -135,6 +141,15 @@ class _Tally:
         if not base.is_empty:
             self.sampled[base, float(event.sampling_rate)] += count
 
+    def _add_ball(self, event: SampledBallEvent, count: int) -> None:
+        if event.sampling_rate == 1:
+            self.add(GaussianEvent(event.noise_multiplier), count)
+            return
+        mu = 1.0 / float(event.noise_multiplier)
+        self.is_private = self.is_private and Terms(mu_squared=mu * mu).is_bounded
+        if mu > 0:
+            self.balls[mu, float(event.sampling_rate)] += count
+
     def _add_allocated(self, event: AllocatedEvent, count: int) -> None:
         if event.num_batches == 1:
             self.add(one_batch(event), count)
@@ -152,6 +167,7 @@ class _Tally:
             ranges=tuple(sorted((value, count) for value, count in self.ranges.items() if count)),
             rho=math.fsum(value * count for value, count in self.rho.items()),
             sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
+            balls=tuple(sorted((*ball, count) for ball, count in self.balls.items() if count)),
             allocated=tuple(sorted((*deal, count) for deal, count in self.allocated.items() if count)),
             is_private=self.is_private,
         )
@@ -269,6 +285,8 @@ def _undominated(rows: list[tuple[Event, ...]], keep: int) -> list[tuple[Event, 
 
 def dominates(large: Event, small: Event) -> bool:
     """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker."""
+    if isinstance(large, SampledBallEvent) and isinstance(small, SampledBallEvent):
+        large, small = _as_sampled(large), _as_sampled(small)  # compared by the same two numbers
     match large, small:
         case (_, NoEvent()) | (NonPrivateEvent(), _):
             return True
@@ -283,6 +301,11 @@ def dominates(large: Event, small: Event) -> bool:
             return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
         case _:
             return large == small or (type(large) is type(small) and _weight(large) >= _weight(small))
+
+
+def _as_sampled(event: SampledBallEvent) -> Event:
+    """What it is under add_remove."""
+    return SubsampledEvent(GaussianEvent(event.noise_multiplier), event.sampling_rate)
 
 
 def _weight(event: Event) -> float:

@@ -1,8 +1,9 @@
 """Rows to a bounded sum, and how far that sum can move. Knows no noise, no sampling, no model and no epsilon.
 
-Sensitivities live here and in `logit_sums`, and nowhere else. Rows enter as whatever a model returned and leave on a
-public grid of 32 binary digits, rounded towards zero, so that float64 adds them exactly: the bounds below hold for the
-computed sums to the last bit, in any order of rows and any memory layout. Proof: docs/proofs/aggregation.md.
+Sensitivities live here, in `logit_sums` and in `gradient_sums`, and nowhere else. Rows enter as whatever a model
+returned and leave on a public grid of 32 binary digits, rounded towards zero, so that float64 adds them exactly: the
+bounds below hold for the computed sums to the last bit, in any order of rows and any memory layout. Proof:
+docs/proofs/aggregation.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from langchain_dpicl.privacy._row_sums import MAX_WIDTH, _RowSum, matrix, non_negative, row_appears
 from langchain_dpicl.privacy._validate import Adjacency, RowShape
 from langchain_dpicl.privacy.bounded import GRID, BoundedSum, Floats, Sensitivity
+from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Aggregation",
     "BoundedSum",
     "ClippedDifferenceMean",
+    "ClippedGradientSum",
     "ClippedLogitMean",
     "KeywordSum",
     "MaxNormalizedSum",
@@ -192,7 +195,14 @@ class KeywordSum(_RowSum):
 
 
 Aggregation: TypeAlias = (
-    ProbabilitySum | VoteSum | MaxNormalizedSum | ClippedLogitMean | ClippedDifferenceMean | UnitVectorSum | KeywordSum
+    ProbabilitySum
+    | VoteSum
+    | MaxNormalizedSum
+    | ClippedLogitMean
+    | ClippedDifferenceMean
+    | UnitVectorSum
+    | KeywordSum
+    | ClippedGradientSum
 )
 AGGREGATIONS: dict[str, type[Aggregation]] = {
     cls.name: cls
@@ -204,6 +214,7 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
         ClippedDifferenceMean,
         UnitVectorSum,
         KeywordSum,
+        ClippedGradientSum,
     )
 }
 """The closed list, by the name that reports show."""

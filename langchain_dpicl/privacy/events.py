@@ -137,6 +137,25 @@ class SubsampledEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledBallEvent:
+    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), x being the sum of the vectors of one secret sample.
+
+    Each unit is in the sample independently with probability `sampling_rate`; then it adds one vector of a ball around
+    zero, else nothing. The sensitivity is that of the adjacency in force: the ball's radius under `add_remove`, where
+    this is a `SubsampledEvent` of a `GaussianEvent`, and its diameter under `replace_one`, where that knows less.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    kind: ClassVar[str] = "sampled_ball"
+
+    def __post_init__(self) -> None:
+        _require(_positive(self.noise_multiplier), "SampledBallEvent", "noise_multiplier > 0", self.noise_multiplier)
+        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
+        _require(ok, "SampledBallEvent", "0 < sampling_rate <= 1", self.sampling_rate)
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatedEvent:
     """`event` on each of `num_batches` batches of one secret deal; a unit stands in one of them at most.
 
@@ -190,6 +209,7 @@ Event: TypeAlias = (
     | RepeatedEvent
     | ComposedEvent
     | SubsampledEvent
+    | SampledBallEvent
     | AllocatedEvent
     | ParallelEvent
 )
@@ -204,6 +224,7 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     RepeatedEvent,
     ComposedEvent,
     SubsampledEvent,
+    SampledBallEvent,
     AllocatedEvent,
     ParallelEvent,
 )

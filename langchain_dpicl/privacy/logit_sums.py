@@ -246,23 +246,6 @@ class ClippedDifferenceMean(_LogitSum):
     def _reach(self) -> float:
         return _LOWEST
 
-    def support(self, public: npt.NDArray[Any], top_k: int) -> npt.NDArray[np.int64]:
-        """Returns the candidates of Top-k+, in order: public logits no more than 2 clip / num_slots below the k-th.
-
-        A function of public numbers alone, and so free. Restrict rows and public logits to it before `bound`.
-
-        Args:
-          public: real[d] logits of the public prompt; a NaN counts as -inf.
-          top_k: how many candidates the public logits would keep by themselves, 1 to d.
-
-        Raises:
-          ConfigurationError: `top_k` out of range, or logits that are no vector.
-        """
-        logits = _public_logits(public, np.size(public))
-        least = np.sort(logits)[-check_int("top_k", top_k, low=1, high=logits.size)] - 2.0 * self._limit
-        kept: npt.NDArray[np.int64] = (logits >= least).nonzero()[0].astype(np.int64)
-        return kept
-
     def _center(self, rows: Floats, public: Floats) -> None:
         rows -= public
         if self.center == "median":

@@ -17,6 +17,7 @@ from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacen
 from langchain_dpicl.privacy.aggregation import (
     Aggregation,
     ClippedDifferenceMean,
+    ClippedGradientSum,
     ClippedLogitMean,
     KeywordSum,
     MaxNormalizedSum,
@@ -25,7 +26,8 @@ from langchain_dpicl.privacy.aggregation import (
 )
 from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Sensitivity
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
+from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent, SampledBallEvent
+from langchain_dpicl.privacy.gradient_sums import RunningSum
 from langchain_dpicl.privacy.joint import JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
 from langchain_dpicl.privacy.randomness import SecureRandom
@@ -151,6 +153,32 @@ class ReleasePlan:
         total = self.aggregation.bound(rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
         return total.with_constants(self.constants)
 
+    def running_sum(self, width: int) -> RunningSum:
+        """Returns an empty sum that takes private gradients batch by batch; see `total_of`.
+
+        Args:
+          width: parameters of a gradient, public.
+
+        Raises:
+          ConfigurationError: the plan does not add gradients, or a width out of range.
+        """
+        if not isinstance(self.aggregation, ClippedGradientSum):
+            advice = "Other rows are bounded together, by bound()."
+            raise fail("aggregation", "clipped_gradient_sum for a running sum", self.aggregation.name, advice)
+        return RunningSum(self.aggregation, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
+
+    def total_of(self, running: RunningSum, *, width: int) -> BoundedSum:
+        """Returns the bounded sum of all gradients added to a running sum of this plan, which is closed then.
+
+        Raises:
+          ConfigurationError: it is of another plan or width, or was taken already.
+        """
+        mine = (self.aggregation, self.row_shape, self.adjacency, width)
+        found = (running.aggregation, running.row_shape, running.adjacency, running.width)
+        if found != mine:
+            raise fail("running sum", f"one of this plan, {mine}", found, "Make it with the plan's running_sum(width).")
+        return running.total()
+
     def with_noise(self, noise_multiplier: float) -> ReleasePlan:
         """Returns the same plan with another noise multiplier; the mechanism keeps its other parameters."""
         mechanism = dataclasses.replace(self.mechanism, noise_multiplier=noise_multiplier)
@@ -176,6 +204,10 @@ class ReleasePlan:
             runs = min(length, self.private_releases)
             each = (RepeatedEvent(self.test.event, runs), RepeatedEvent(self.mechanism.event, runs))
             return _block_event(ComposedEvent(each), self.sampler, 1)
+        is_ball = isinstance(self.aggregation, ClippedGradientSum) and isinstance(self.mechanism, GaussianMechanism)
+        if is_ball and self.adjacency == "replace_one" and length == 1 and answers is None:
+            # Of a clipped gradient more is known than how far it moves when it is replaced: that it is near to none.
+            return SampledBallEvent(self.mechanism.noise_multiplier, self.sampler.sampling_rate)
         if answers is not None:
             raise fail("answers", f"None: {self.mechanism.name} answers every time", answers)
         return _block_event(self.mechanism.event, self.sampler, length)

@@ -13,16 +13,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_real
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_real, fail
 from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
+from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.tickets import Component, ShareTerms, event_of_components, price
+from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components, price
 from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 REPORT_FORMAT = 1
@@ -54,7 +55,10 @@ DIGEST_MEANS = (
     "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
 )
 INSTRUCTION_ONLY = "instruction only"
-_SHOWN = (shown_problems, label_problems)
+_SHOWN = (shown_problems, label_problems, training_problems)
+_LEDGER = {"ledger_id", "name", "durable", "storage"}
+_RELEASES = {"examples", "entries", "arrays"}
+"""Keys of which a saved release has one beside its report: demonstrations, a labelled pool, a soft prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class VerifiedReport:
 
     Attributes:
       epsilon: sum of the recomputed costs of all shares (of a release: the cost of its own share); infinite where one
-        could not be recomputed, nothing is protected, or a labelled pool is not the one that was paid for.
+        could not be recomputed, nothing is protected, or a labelled pool or prompt is not the one that was paid for.
       delta: sum of the deltas they were recomputed at (of a release: its own).
       ok: whether nothing is wrong.
       problems: what is wrong, in words.
@@ -244,14 +248,16 @@ def verify_report(report: Reported) -> VerifiedReport:
     Formal guarantees:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
         1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
-        far that goes for labels, and for a `LabelledPool` beside them, is in `shown_labels`.
+        far that goes for labels and a `LabelledPool` beside them is in `shown_labels`, for a `SoftPrompt` in
+        `shown_training`.
       - It does not mean that the report is genuine. The digest is no signature: it catches accidents, a forger can
         rewrite a whole report. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
 
     Args:
       report: JSON text, mapping or object of a `PrivacyReport`; or a release: `ReleasedDemonstrations`, a
-        `LabelledPool`, the `report` of one, a template's `privacy_report`, or the text of a saved release.
+        `LabelledPool`, a `SoftPrompt`, the `report` of one, a template's `privacy_report`, or the text of a saved
+        release (of a soft prompt: of its `soft_prompt.json`).
 
     Raises:
       ConfigurationError: it is none of these.
@@ -267,7 +273,7 @@ def verify_report(report: Reported) -> VerifiedReport:
         found = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    problems = tuple(pool_problems(holder, component))
+    problems = (*pool_problems(holder, component), *prompt_problems(holder, data, component))
     return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
 
 
@@ -286,7 +292,7 @@ def _read(report: Any) -> Any:
 def _report_of(holder: Any) -> Mapping[str, Any]:
     """Returns the report itself, or the one that a release holds."""
     data = holder if isinstance(holder, Mapping) else getattr(holder, "report", None)
-    if isinstance(data, Mapping) and "report" in data and not {"examples", "entries"}.isdisjoint(data):
+    if isinstance(data, Mapping) and "report" in data and not _RELEASES.isdisjoint(data):
         data = data["report"]
     if not isinstance(data, Mapping):
         raise _no_report(type(holder).__name__)
@@ -324,6 +330,8 @@ def _verify_release(data: Mapping[str, Any]) -> tuple[VerifiedReport, Component 
     for key, value in expected.items():
         if data.get(key) != value:
             problems.append(f"{key}: expected {value!r}, as in the share of {name!r}, found {data.get(key)!r}")
+    if "ledger_id" in data and data["ledger_id"] != (paid := inner["ledger"]["ledger_id"]):
+        problems.append(f"ledger_id: expected {paid!r}, as in the ledger's report, found {data['ledger_id']!r}")
     epsilon = cost if whole.epsilon < math.inf else math.inf
     return VerifiedReport(epsilon, terms.delta, not problems, tuple(problems)), own
 
@@ -369,6 +377,8 @@ def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         for name, words in _words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
             if data[name] != words:
                 yield f"{name}: not the words of this version"
+    if not isinstance(data["ledger"], Mapping) or not set(data["ledger"]) >= _LEDGER:
+        raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", data["ledger"])
 
 
 def _declaration(data: Mapping[str, Any]) -> Declaration:
@@ -404,6 +414,10 @@ def _share_problems(terms: ShareTerms, cost: float, book: Book) -> Iterator[str]
 def _asked_problems(component: Component, terms: ShareTerms, book: Book) -> Iterator[str]:
     labels = {ticket.label for ticket in component.tickets} - {None}
     declared = book.datasets.get(component.partition or "")
+    if component.kind not in get_args(Kind) or (component.kind == "tickets") != (component.limit is None):
+        yield f"its kind {component.kind!r} does not go with its limit {component.limit!r}"
+    if terms.joint and component.limit is not None:
+        yield "is a pool, which no joint plan takes"
     if labels and not (declared and labels <= set(declared.labels)):
         yield "its labels are not declared by a data set of the report"
     if not terms.joint:

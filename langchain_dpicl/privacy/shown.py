@@ -202,7 +202,7 @@ def _length(ticket: Ticket) -> int:
 
 def _noise(event: events.Event) -> float | None:
     """Returns the noise multiplier behind an event; None where it has none."""
-    if isinstance(event, events.GaussianEvent):
+    if isinstance(event, events.GaussianEvent | events.SampledBallEvent):
         return event.noise_multiplier
     if isinstance(event, events.BoundedRangeEvent):
         return 1 / event.bound

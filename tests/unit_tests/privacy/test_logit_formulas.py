@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from tests.contracts.aggregation import LAW
 
@@ -147,19 +146,3 @@ def test_without_a_centre_a_constant_on_a_row_is_felt(made):
     rows, public = np.array([[0.1, 0.3, -0.2]]), np.array([0.0, 0.2, -0.1])
     before, after = (score(made, moved, public) for moved in (rows, rows + 100.0))
     assert softmax(before.tolist(), 1.0) != pytest.approx(softmax(after.tolist(), 1.0), abs=1e-3)
-
-
-# --- Top-k+ -----------------------------------------------------------------------------------------------------------
-
-
-def test_top_k_plus_keeps_public_candidates_within_twice_a_rows_share_of_the_kth():
-    """The published package takes 2 clip / (slots + 1): it counts the public prompt as a row here, and nowhere else."""
-    public = np.array([4.0, 1.0, 2.0, 3.0 - 0.55, 3.0, 3.0 - 0.25, NAN])
-    made = ClippedDifferenceMean(1.0, 4)  # a margin of 0.5; of 0.4 in the package
-    assert made.support(public, 2).tolist() == [0, 4, 5]
-    assert ClippedDifferenceMean(1.1, 4).support(public, 2).tolist() == [0, 3, 4, 5]  # 0.55, but 0.44 in the package
-    assert made.support(public, 7).tolist() == list(range(7))
-    assert made.support(np.zeros(5), 1).tolist() == list(range(5))
-    for top_k in (0, 8, 2.0):
-        with pytest.raises(ConfigurationError, match="top_k"):
-            made.support(public, top_k)

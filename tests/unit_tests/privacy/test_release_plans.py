@@ -11,6 +11,7 @@ import pytest
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.aggregation import (
     ClippedDifferenceMean,
+    ClippedGradientSum,
     ClippedLogitMean,
     KeywordSum,
     MaxNormalizedSum,
@@ -36,6 +37,7 @@ AGGREGATIONS = (
     ClippedDifferenceMean(0.3, 10),
     UnitVectorSum(),
     KeywordSum(),
+    ClippedGradientSum(1.0),
 )
 SCORES = {
     "probability_sum",
@@ -45,8 +47,9 @@ SCORES = {
     "clipped_difference_mean",
     "keyword_sum",
 }
+VECTORS = {"unit_vector_sum", "clipped_gradient_sum"}
 FITTING = {
-    GaussianMechanism: {"probability_sum", "vote_sum", "unit_vector_sum"},
+    GaussianMechanism: {"probability_sum", "vote_sum", *VECTORS},
     GumbelMechanism: SCORES,
     PermuteAndFlipMechanism: SCORES,
     JointExponentialMechanism: {"keyword_sum"},
@@ -148,7 +151,7 @@ def test_a_constant_that_is_no_bounded_number_is_refused(bad):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[3:], ids=lambda x: x.name)
 def test_constants_beside_logits_embeddings_or_keywords_are_refused(aggregation):
-    mechanism = GaussianMechanism(1.0) if aggregation.name == "unit_vector_sum" else GumbelMechanism(1.0)
+    mechanism = GaussianMechanism(1.0) if aggregation.name in VECTORS else GumbelMechanism(1.0)
     with pytest.raises(ConfigurationError, match="votes or probabilities"):
         plan(aggregation, mechanism, constants=(0.0,))
 
@@ -166,7 +169,7 @@ def test_an_abstain_candidate_wins_where_no_row_votes_and_loses_where_many_do():
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda x: x.name)
 def test_public_logits_reach_the_sums_that_they_belong_to_and_no_other(aggregation):
-    mechanism = GaussianMechanism(1.0) if aggregation.name == "unit_vector_sum" else GumbelMechanism(1.0)
+    mechanism = GaussianMechanism(1.0) if aggregation.name in VECTORS else GumbelMechanism(1.0)
     made, rows = plan(aggregation, mechanism), np.array([[0.0, 1.0, 0.25], [0.25, 0.25, 0.5]])
     shown = made.bound(rows, width=3, public=np.array([5.0, 0.0, -2.0]))
     assert shown.sensitivity == made.sensitivity

@@ -1,0 +1,254 @@
+"""Sums of gradients, each clipped to a public length, added up batch by batch. Knows no noise, no model and no epsilon.
+
+A sibling of the sums in `aggregation`: here a row is one unit's gradient, far too wide for all rows to stand in memory
+at once. The sum is in units of the clip, on the public grid of 2^-32, so that adding is exact: batches may be cut and
+ordered in any way. Proof: docs/proofs/gradient-sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
+from langchain_dpicl.privacy._row_sums import _RowSum, real_rows, row_appears
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
+from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Closed, Floats, Sensitivity
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+MAX_GRADIENT_WIDTH = 2**24
+"""Most parameters a gradient may have: the squares of 19 binary digits each still add exactly in 64-bit integers."""
+MAX_ROWS = 2**30
+"""Most rows of one sum: that many coordinates of 32 binary digits add exactly in 64-bit integers."""
+_ACROSS, _AT_ONCE = 2**13, 2**16
+# Columns, and numbers, that are worked on at once: what is copied of a batch stays small, and in a processor's cache.
+_COPIED, _MANY, _MOST_THREADS = 2**22, 2**21, 8
+# So many numbers are copied at once; from so many on, pieces are worked on side by side. Whole numbers add up to the same, whoever is first.
+_LEAST_EXPONENT = -900
+# A row below 2^-900 is zero on the grid, whatever the clip; its exponent is cut so that no power of two overflows.
+_ROUND_UP = 1.0 + 2.0**-50
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClippedGradientSum(_RowSum):
+    """Sum of rows clipped to `l2_clip_norm` in L2 and divided by it: v / max(l2_clip_norm, |v|).
+
+    A row is the gradient of one unit: its examples are combined first and clipped once. A row of zeros, or with a NaN
+    or an infinity anywhere, counts zero. A row is divided by a length of whole numbers, exact and a little above its
+    own: by at most 2^-28 for two parameters, 2^-12 for 2^18 and 2^-6 for 2^24, far less where many coordinates matter.
+
+    Formal guarantees:
+      - A row lies in the L2 unit ball exactly: rows of any finite size are clipped, none overflows.
+      - A row that appears or vanishes moves the sum by at most 1 in L2; one that changes, by at most 2.
+      - Unit rows only: the rows of slots, which hold several units, are refused.
+      - No range bound is declared, so mechanisms that choose among coordinates refuse this sum.
+
+    Args:
+      l2_clip_norm: the length that no gradient exceeds, public, in [1e-9, 1e9].
+
+    Raises:
+      ConfigurationError: `l2_clip_norm` out of range.
+
+    >>> ClippedGradientSum(0.1).sensitivity(row_shape="units", adjacency="replace_one")
+    Sensitivity(l2=2.0, range=None, linf=None)
+
+    Source: Abadi et al. (2016), Deep Learning with Differential Privacy, Algorithm 1; Duan et al. (2023), Flocks of
+      Stochastic Parrots, Algorithm 1; docs/proofs/gradient-sums.md.
+    """
+
+    l2_clip_norm: float
+    name: ClassVar[str] = "clipped_gradient_sum"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l2_clip_norm", check_real("l2_clip_norm", self.l2_clip_norm, low=1e-9, high=1e9))
+
+    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
+        """Returns L2 1 under add_remove and 2 under replace_one; no range.
+
+        Raises:
+          ConfigurationError: rows of slots.
+        """
+        appears = row_appears(row_shape, adjacency)
+        if row_shape != "units":
+            advice = "A gradient is that of one unit; sample with PoissonUnits."
+            raise fail("row_shape", f"'units' for {self.name}", row_shape, advice)
+        return Sensitivity(l2=1.0 if appears else 2.0, range=None)
+
+    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
+        """Returns rows in the unit ball, on the grid."""
+        given = real_rows(rows, width, high=MAX_GRADIENT_WIDTH)
+        with np.errstate(all="ignore"):
+            return _steps(given, self._rates(given)) / GRID + 0.0
+
+    def bound(self, rows: npt.NDArray[Any], *, row_shape: RowShape, adjacency: Adjacency, width: int) -> BoundedSum:
+        """Adds rows up, each clipped by itself first; see `_RowSum.bound` and `RunningSum`."""
+        running = RunningSum(self, row_shape=row_shape, adjacency=adjacency, width=width)
+        running.add(rows)
+        return running.total()
+
+    def _rates(self, rows: npt.NDArray[Any]) -> Floats:
+        """Returns float64[n, 1]: what each row is multiplied by to be in steps of the grid; 0 where it counts zero."""
+        width = rows.shape[1]
+        high, low = (np.asarray(end, dtype=np.float64) for end in (rows.max(axis=1), rows.min(axis=1)))
+        peak = np.maximum(high, -low)  # [n]; a NaN is the largest of all
+        exponent = np.maximum(np.frexp(peak)[1], _LEAST_EXPONENT)  # the peak is below 2^exponent
+        digits = (62 - (width - 1).bit_length()) // 2  # squares of so many digits add up to at most 2^62
+        factor = np.ldexp(1.0, digits - exponent)
+        factor[~np.isfinite(peak)] = 0.0
+        square = np.zeros(len(rows), dtype=np.int64)
+        for columns in _pieces(width, _ACROSS):
+            whole = _scaled(rows[:, columns], factor[:, None]).astype(np.int64)  # towards zero
+            square += np.einsum("ij,ij->i", whole, whole)  # exact in any order
+        # What is cut off is below 1 in each coordinate, so at most the root of the width. Rounded up by more than the
+        # roundings here, and the two of the product with a row, can take away.
+        length = (np.sqrt(square.astype(np.float64)) + (math.isqrt(width - 1) + 1)) * _ROUND_UP
+        rates: Floats = (factor * (GRID / np.maximum(length, self.l2_clip_norm * factor)))[:, None]
+        return rates
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"name": self.name, "l2_clip_norm": self.l2_clip_norm}
+
+
+def _scaled(rows: npt.NDArray[Any], factor: Floats) -> Floats:
+    """Returns float64[n, d]: rows times their own factor[n, 1]; zeros where the factor is zero, whatever the row is."""
+    scaled: Floats = np.multiply(rows, factor, dtype=np.float64)
+    failed = factor[:, 0] == 0.0
+    if failed.any():
+        scaled[failed] = 0.0  # infinity times zero is no number
+    return scaled
+
+
+def _steps(rows: npt.NDArray[Any], rates: Floats) -> Floats:
+    """Returns float64[n, d]: clipped rows in whole steps of the grid."""
+    steps = _scaled(rows, rates)
+    return np.trunc(steps, out=steps)
+
+
+def _each(work: Callable[[slice], None], pieces: Sequence[slice], size: int) -> None:
+    """Works on all pieces, side by side where there is much to do."""
+    if size < _MANY or len(pieces) < 2:
+        for piece in pieces:
+            work(piece)
+        return
+    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(work, pieces):
+            pass
+
+
+def _pieces(length: int, size: int) -> list[slice]:
+    return [slice(first, min(first + size, length)) for first in range(0, length, size)]
+
+
+@final
+class RunningSum(Closed):
+    """Adds clipped gradients as they come; the same bits for any cutting into batches and any order. Shows nothing.
+
+    Formal guarantees:
+      - `total()` is the sum of all rows added, each bounded by itself first, exactly; coordinates beyond 2^20 in
+        magnitude, which only more than 2^20 rows make, are cut to it, which moves no two sums apart.
+      - Total in the numbers, and no rows at all give zeros: see `_RowSum.bound`.
+      - A batch is copied in pieces of at most 2^22 numbers, or one row, before it is looked at, so that what is measured
+        is what is added; beside that, memory of `width` integers is needed and no more.
+
+    Args:
+      aggregation: how a row is bounded.
+      row_shape: "units".
+      adjacency: "add_remove" or "replace_one".
+      width: columns of a row, public, up to 2^24.
+
+    Raises:
+      ConfigurationError: a width, shape or adjacency that does not fit.
+    """
+
+    __slots__ = ("_num_rows", "_steps", "adjacency", "aggregation", "row_shape", "sensitivity", "width")
+
+    def __init__(
+        self, aggregation: ClippedGradientSum, *, row_shape: RowShape, adjacency: Adjacency, width: int
+    ) -> None:
+        self.aggregation = aggregation
+        self.sensitivity = aggregation.sensitivity(row_shape=row_shape, adjacency=adjacency)
+        self.row_shape, self.adjacency = row_shape, adjacency
+        self.width = check_int("width", width, low=1, high=MAX_GRADIENT_WIDTH)
+        self._steps: Ints | None = np.zeros(self.width, dtype=np.int64)
+        self._num_rows = 0
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        """Adds private rows, each clipped by itself.
+
+        Args:
+          rows: real[n, width]; n may be 0.
+
+        Raises:
+          ConfigurationError: the engine filled no such matrix, or the sum was taken already.
+          SensitivityError: more than 2^30 rows, which no engine computes.
+        """
+        steps = self._open()
+        given = real_rows(rows, self.width, high=MAX_GRADIENT_WIDTH)
+        self._num_rows += len(given)
+        if self._num_rows > MAX_ROWS:
+            raise SensitivityError("RunningSum: expected at most 2^30 rows, found more. Draw smaller samples.")
+        if not given.size:
+            return
+        for rows_at in _pieces(len(given), max(1, _COPIED // self.width)):
+            # Measured and added are the same numbers: an engine may fill its buffer anew meanwhile.
+            self._accumulate(np.array(given[rows_at]), steps)
+
+    def _accumulate(self, own: npt.NDArray[Any], steps: Ints) -> None:
+        """Adds rows that nobody else can change."""
+        rates = np.empty((len(own), 1))
+        places = _pieces(len(own), _AT_ONCE // min(self.width, _ACROSS))
+
+        def measure(place: slice) -> None:
+            # A caller's numpy error state must not turn a unit's odd number into an exception; threads have their own.
+            with np.errstate(all="ignore"):
+                rates[place] = self.aggregation._rates(own[place])  # noqa: SLF001 - the two are one proof
+
+        def accumulate(columns: slice) -> None:
+            with np.errstate(all="ignore"):
+                for place in places:
+                    part = np.add.reduce(_steps(own[place, columns], rates[place]), axis=0)
+                    steps[columns] += part.astype(np.int64)
+
+        _each(measure, places, own.size)
+        _each(accumulate, _pieces(self.width, _ACROSS), own.size)
+
+    def clear(self) -> None:
+        """Forgets all rows added so far.
+
+        Raises:
+          ConfigurationError: the sum was taken already.
+        """
+        self._open().fill(0)
+        self._num_rows = 0
+
+    def total(self) -> BoundedSum:
+        """Returns the sum with its bound, once; the running sum is empty and closed then.
+
+        Raises:
+          ConfigurationError: it was taken already.
+        """
+        steps, self._steps = self._open(), None
+        most = int(LARGEST * GRID)
+        value = np.clip(steps, -most, most).astype(np.float64) / GRID
+        return BoundedSum(value, self.sensitivity, self.row_shape, self.adjacency)
+
+    def _open(self) -> Ints:
+        if self._steps is None:
+            raise ConfigurationError("RunningSum: expected one whose total was not taken, found it closed. Start anew.")
+        return self._steps
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("RunningSum holds private data: it cannot be copied, pickled or sent elsewhere.")
+
+    def __repr__(self) -> str:
+        return "RunningSum(<private>)"

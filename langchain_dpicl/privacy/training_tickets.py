@@ -1,0 +1,75 @@
+"""Which tickets training steps take, and the release behind them read back from a report. Knows no price.
+
+Never sees data: plans make their tickets here, and a verifier makes them anew from what a report shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.label_tickets import label_release
+from langchain_dpicl.privacy.mechanisms import GaussianMechanism
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.tickets import Ticket
+
+STEP_TEMPLATE = "step"
+"""The ticket template of one training step."""
+
+
+def step_release(
+    *, sampling_rate: float, l2_clip_norm: float, noise_multiplier: float, adjacency: Adjacency
+) -> ReleasePlan:
+    """Returns how one training step is released: the noisy sum of the clipped gradients of a fresh Poisson sample.
+
+    Args:
+      sampling_rate: probability that a unit is in the sample.
+      l2_clip_norm: the length that no unit's gradient exceeds.
+      noise_multiplier: noise over the L2 sensitivity of the sum.
+      adjacency: neighbouring relation.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+    """
+    return ReleasePlan(
+        sampler=PoissonUnits(sampling_rate),
+        aggregation=ClippedGradientSum(l2_clip_norm),
+        mechanism=GaussianMechanism(noise_multiplier),
+        adjacency=adjacency,
+    )
+
+
+def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
+    """Returns the tickets of `steps` training steps; an unburnt one can be handed back.
+
+    Formal guarantees:
+      - One ticket of `release.block_event(1)` for each step: a fresh secret sample every time.
+
+    Args:
+      release: one step.
+      steps: how many are paid for.
+    """
+    event = release.block_event(1)
+    return (Ticket(template=STEP_TEMPLATE, event=event, max_count=check_int("steps", steps, low=1), refundable=True),)
+
+
+def training_release(shown: Mapping[str, Any]) -> ReleasePlan:
+    """Returns the step that `ReleasePlan.to_dict` showed.
+
+    Formal guarantees:
+      - What is returned shows itself exactly as `shown`, its sensitivity included, and is a training step: Poisson
+        units, clipped gradients, Gaussian noise, a fresh sample every time.
+
+    Raises:
+      ConfigurationError: another release, an unknown part, or parameters that no part has or that do not fit together.
+      LookupError, TypeError: what is shown is of another form.
+    """
+    release = label_release(shown)
+    parts = (type(release.sampler), type(release.aggregation), type(release.mechanism))
+    if parts != (PoissonUnits, ClippedGradientSum, GaussianMechanism) or release.redraw_every != 1:
+        expected = "Poisson units, clipped gradients and Gaussian noise, redrawn every step"
+        raise fail("release", expected, [shown["sampler"], shown["aggregation"], shown["mechanism"]])
+    return release
