@@ -8,17 +8,23 @@ another engine, more top tokens than it reports, a failed public call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from langchain_dpicl.exceptions import PrivateAccessError
 
 Token: TypeAlias = Hashable
 """A vocabulary key: a token id (int) where the engine has ids, otherwise the token's bytes."""
 
 Rows: TypeAlias = NDArray[np.float64]
 """float64[rows, d]: one row per prompt, in the order of the prompts."""
+
+RealRows: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+"""real[rows, d]: as a local model computes them."""
 
 
 class TokenSession(Protocol):
@@ -202,3 +208,76 @@ class TextBackend(Protocol):
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
         """Is `complete`, awaitable."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class TrainingExample:
+    """One example that a prompt is trained on; private unless stated, and shows nothing.
+
+    Attributes:
+      text: the input.
+      pair: the second input, where there is one.
+      target: a declared label, or the text to write.
+    """
+
+    text: str
+    pair: str | None = None
+    target: str = ""
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("TrainingExample: cannot be copied or pickled, it may be private. Build another one.")
+
+
+@runtime_checkable
+class GradientBackend(Protocol):
+    """Gives the gradient of each unit's loss with respect to the unit's own copy of a prompt: local models.
+
+    A loss that is no finite number, a gradient with such an entry, and an example that cannot be read count as zero.
+    """
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+
+    @property
+    def width(self) -> int:
+        """Parameters of the prompt, those of its reparameterisation included; public."""
+
+    def gradients(
+        self,
+        parameters: NDArray[np.float64],
+        groups: Sequence[Sequence[TrainingExample] | None],
+        *,
+        add: Callable[[RealRows], None],
+    ) -> None:
+        """Hands `add` the rows of PRIVATE groups, one group per unit: real[k, width], in as many calls as it likes.
+
+        A group's row is the mean of its examples' gradients, and depends, to the last bit, on that group alone and on
+        public facts. Groups that are None or empty have no row.
+
+        Args:
+          parameters: float64[width], public.
+          groups: private.
+          add: takes rows and keeps no reference to them.
+
+        Raises:
+          ModelCallError: memory ran out for public text, or the model failed on it.
+          ConfigurationError: parameters of another width.
+        """
+
+    async def agradients(
+        self,
+        parameters: NDArray[np.float64],
+        groups: Sequence[Sequence[TrainingExample] | None],
+        *,
+        add: Callable[[RealRows], None],
+    ) -> None:
+        """Is `gradients`, awaitable."""
+
+    def losses(self, parameters: NDArray[np.float64], examples: Sequence[TrainingExample]) -> NDArray[np.float64]:
+        """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read.
+
+        Raises:
+          ModelCallError: the model failed.
+          ConfigurationError: parameters of another width.
+        """

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -51,14 +51,14 @@ async def aguarded(action: Callable[[], Awaitable[T]]) -> T | None:
 
 
 class Boxed:
-    """Private rows on their way from the engine to the aggregation: taken once, shown never."""
+    """Private rows, or their running sum, on their way from the engine to the aggregation: taken once, shown never."""
 
     __slots__ = ("_rows",)
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows: list[Rows] = [rows]
+    def __init__(self, rows: Any) -> None:
+        self._rows: list[Any] = [rows]
 
-    def take(self) -> Rows:
+    def take(self) -> Any:
         """Returns the rows and forgets them."""
         return self._rows.pop()
 

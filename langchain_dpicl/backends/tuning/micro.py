@@ -1,0 +1,277 @@
+"""Runs rows in micro-batches of one public shape: losses, and each row's gradient of its own prompt. Knows no privacy.
+
+Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is the
+row's own. Nobody promises that a row of a matrix product keeps its bits whatever stands in the other rows, so the shape
+is tried out with public rows when it is first used; where bits move, rows run one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import TrainingExample
+from langchain_dpicl.backends.hf.batches import is_out_of_memory
+from langchain_dpicl.backends.rows import guarded
+from langchain_dpicl.backends.tuning.folding import Folding
+from langchain_dpicl.backends.tuning.prompted import PromptedModel, Rows, stacked
+from langchain_dpicl.backends.tuning.reading import Input, TaskReader
+from langchain_dpicl.exceptions import ModelCallError
+
+Read = tuple[Input, list[int]]
+_NONE = -100
+"""Marks places without a target."""
+_FEWEST_ROUNDS = 6
+_LOOKED_AT = 64
+"""Public rows that are looked at before a size is trusted, and rounds at least."""
+
+
+class MicroBatches:
+    """A model, a task, and how many rows run together.
+
+    Args:
+      prompted: the model.
+      reader: the task.
+      folding: how parameters become a prompt.
+      wanted: rows that run together if they fit into memory and leave each other's bits alone.
+    """
+
+    def __init__(self, prompted: PromptedModel, reader: TaskReader, folding: Folding, *, wanted: int) -> None:
+        self.prompted = prompted
+        self.reader = reader
+        self.folding = folding
+        self.task = reader.task
+        self._wanted = 1 if prompted.facts.mixes_rows else wanted
+        self._size: int | None = None
+        self._words = torch.tensor(reader.word_ids, dtype=torch.int64, device=prompted.device)
+        self._targets = self.task.max_target_tokens if self.task.writes_text else 1
+        self.length = self.task.max_input_tokens + self._targets - 1
+
+    def size(self) -> int:
+        """Returns how many rows run together; public, and learnt once.
+
+        Raises:
+          ModelCallError: the model fails on public rows, or not even one fits into memory.
+        """
+        if self._size is None:
+            self._size = self._tried(self._wanted)
+        return self._size
+
+    def shrink(self, found: int) -> None:
+        """Remembers that `found` rows do not fit.
+
+        Raises:
+          ModelCallError: not even one row fits into memory.
+        """
+        self.free()
+        if found <= 1:
+            raise ModelCallError(_NO_ROOM)
+        self._size = self._tried((found + 1) // 2)
+
+    def free(self) -> None:
+        """Gives back memory that nothing holds."""
+        gc.collect()
+        if self.prompted.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def read(self, example: TrainingExample) -> Read | None:
+        """Returns an example as ids; None where it cannot be read."""
+        return guarded(lambda: self._read(example))
+
+    def vector(self, parameters: NDArray[np.float64]) -> torch.Tensor:
+        """Returns float32[width] on the model's device."""
+        return torch.from_numpy(np.array(parameters, dtype=np.float32)).to(self.prompted.device)
+
+    def gradients(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32]:
+        """Returns float32[rows, width]; a row that is None, or whose loss or gradient is not finite, is zeros."""
+        with torch.no_grad():
+            prompt = self.folding.fold(vector)
+        copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
+        with torch.enable_grad():
+            losses = self._losses(copies, reads)
+            (found,) = torch.autograd.grad(losses.sum(), copies)
+        with torch.no_grad():
+            gradients = self.folding.pull(vector, found)
+            live = torch.tensor([read is not None for read in reads], device=losses.device)
+            fine = live & losses.isfinite() & gradients.isfinite().all(dim=1)
+            gradients = torch.where(fine[:, None], gradients, 0.0)
+            return np.asarray(gradients.cpu().numpy(), dtype=np.float32)
+
+    def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
+        """Returns float64[rows]; NaN for a row that is None."""
+        with torch.no_grad():
+            copies = self.folding.fold(vector)[None].expand(len(reads), -1, -1)
+            found = self._losses(copies, reads).double().cpu().numpy()
+        return np.where([read is not None for read in reads], found, np.nan)
+
+    def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | None:
+        """Is `gradients` of at most `size` rows, the places of the others filled up; None if memory ran out.
+
+        Where a batch fails, each of its rows is asked again in its own place, beside empty ones: the same bits.
+        """
+        size = self.size()
+        filled = [*reads, *[None] * (size - len(reads))]
+        found = guarded(lambda: self._unless_full(vector, filled))
+        if found is not None:
+            return found[: len(reads)] if isinstance(found, np.ndarray) else None
+        self.free()
+        rows = np.zeros((len(reads), self.folding.width), np.float32)
+        for place in range(len(reads)):
+            alone = [read if at == place else None for at, read in enumerate(filled)]
+            one = guarded(lambda alone=alone: self._unless_full(vector, alone))  # type: ignore[misc]
+            if isinstance(one, bool):
+                return None
+            if one is not None:
+                rows[place] = one[place]
+        return rows
+
+    def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
+        """Returns gradients; False if memory ran out, and raises whatever else goes wrong."""
+        try:
+            return self.gradients(vector, reads)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+
+    def _read(self, example: TrainingExample) -> Read:
+        read = self.reader.read(example)
+        if max([*read[0].ids, *(read[1] if self.task.writes_text else ())], default=0) >= self.prompted.facts.reads:
+            raise ValueError("an id that the model does not know")
+        return read
+
+    def _losses(self, prompts: torch.Tensor, reads: Sequence[Read | None]) -> torch.Tensor:
+        """Returns float32[rows]; rows that are None have some loss, too."""
+        rows, answers = self._stacked(reads)
+        logits = self.prompted.forward(prompts, rows, keep=self._targets).float()
+        if self.reader.word_ids:
+            logits = logits[:, :, self._words]
+        counted = (answers != _NONE).sum(dim=1).clamp_(min=1)
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), answers, ignore_index=_NONE, reduction="none")
+        return each.sum(dim=1) / counted
+
+    def _stacked(self, reads: Sequence[Read | None]) -> tuple[Rows, torch.Tensor]:
+        """Returns rows at the public shape, and int64[rows, targets]."""
+        causal, device = self.prompted.is_causal, self.prompted.device
+        inputs = [read[0] if read else Input([], []) for read in reads]
+        answers = [read[1] if read else [] for read in reads]
+        rows = stacked(
+            [one.ids for one in inputs],
+            length=self.task.max_input_tokens,
+            filler=self.reader.filler,
+            device=device,
+            is_causal=causal,
+            types=[one.types for one in inputs] if self.reader.has_types else None,
+        )
+        rows.at = None if causal else torch.tensor([one.at for one in inputs], device=device)
+        told = torch.full((len(reads), self._targets), _NONE, dtype=torch.int64)
+        for row, answer in enumerate(answers):
+            told[row, : len(answer)] = torch.tensor(answer, dtype=torch.int64)
+        told = told.to(device)
+        if self._targets > 1:
+            shown = told[:, :-1]
+            rows.ids = torch.cat([rows.ids, shown.clamp(min=0)], dim=1)
+            rows.mask = torch.cat([rows.mask, shown != _NONE], dim=1)
+        return rows, told
+
+    def _tried(self, size: int) -> int:
+        """Returns the largest size up to `size`, halved where memory runs out, whose rows keep their bits.
+
+        Raises:
+          ModelCallError: the model fails on public rows, or not even one fits into memory.
+        """
+        while True:
+            verdict = self._verdict(size)
+            if verdict == "":
+                return size
+            if verdict in {"moves", "memory"} and size > 1:
+                self.free()
+                size = (size + 1) // 2
+            else:
+                raise ModelCallError(_NO_ROOM if verdict == "memory" else f"the model failed on public rows: {verdict}")
+
+    def _verdict(self, size: int) -> str:
+        """Tries a size with public rows; "": it does."""
+        try:
+            return "" if self._keeps_apart(size) or size == 1 else "moves"
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            return "memory" if is_out_of_memory(error) else type(error).__name__
+
+    def _keeps_apart(self, size: int) -> bool:
+        """Whether rows keep their bits whatever their neighbours are and wherever they stand.
+
+        A head with few outputs moves only some rows by their place, and each by its last bit alone: so many public rows
+        are looked at, in places and beside others that change from round to round.
+        """
+        prompt = self.folding.solve(self._public_prompt(), _ramp).to(self.prompted.device, torch.float32)
+        known: dict[int, bytes] = {}
+        for order in _orders(size):
+            found = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
+            for number, row in zip(order, found, strict=True):
+                told = hashlib.blake2b(row.tobytes()).digest()
+                if known.setdefault(number, told) != told:
+                    return False
+        return True
+
+    def _public_prompt(self) -> torch.Tensor:
+        count = self.folding.num_virtual_tokens
+        return self.prompted.written(self.prompted.public_ids(1, count)).cpu()
+
+    def _public_read(self, number: int) -> Read:
+        """Returns a public row of some length, and an answer."""
+        length = 1 + (number * 37) % self.task.max_input_tokens
+        ids = self.prompted.public_ids(2 + number, length)
+        if self.task.writes_text:
+            answer = self.prompted.public_ids(3 + number, 1 + (number * 5 + self._targets // 2) % self._targets)
+        else:
+            answer = [number % len(self.task.labels)]
+        return Input(ids, [0] * length, length // 2), answer
+
+
+@contextlib.contextmanager
+def frozen(model: Any) -> Iterator[None]:
+    """Takes a model's weights out of all gradients for a while; the flags are put back, the weights never change.
+
+    Inside, gradients can be taken, also where the caller has switched them off.
+    """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if model.training:
+        model.eval()
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        with torch.inference_mode(mode=False):
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def _orders(size: int) -> Iterator[list[int]]:
+    """Yields which public rows stand in which places, round by round: of twice as many, in orders that differ."""
+    if size == 1:
+        yield [1]
+        return
+    count = next(number for number in itertools.count(2 * size) if all(number % low for low in range(2, number)))
+    for turn in range(max(_FEWEST_ROUNDS, _LOOKED_AT // size)):
+        begin, step = turn * (size // 2 + 1), 1 + turn // count
+        yield [(begin + step * place) % count for place in range(size)]
+
+
+def _ramp(*shape: int) -> torch.Tensor:
+    """Public numbers of about unit size, without coins."""
+    numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    return torch.sin(numbers * 12.9898 + 4.1414).view(shape)
+
+
+_NO_ROOM = (
+    "the model ran out of memory with a single row; lower max_input_tokens, or take a smaller model, dtype or prompt"
+)

@@ -1,0 +1,312 @@
+"""One forward of a frozen model in which every row has a prompt of its own. Knows no text, no loss and no privacy.
+
+Two kinds of prompts, both as the peft package lays them out:
+
+- a soft prompt stands in front of the row as embeddings, [rows, virtual tokens, embedding];
+- a prefix is the keys and values that the row finds in every layer, [rows, virtual tokens, 2 * layers * width].
+
+Masks and positions are made here, in full, for every row: the library's own short cuts, taken where no row of a batch
+is padded, would let one row decide how others are computed. Rows of a causal model are padded in front, so that all end
+in one place; rows of an encoder behind, because a head reads the first place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.tuning.tasks import TaskKind
+from langchain_dpicl.exceptions import CapabilityError
+
+Method: TypeAlias = Literal["soft_prompt", "prefix"]
+
+METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
+PROBE = 7
+"""Tokens of the public rows that a model is tried out with."""
+
+_KEEPS = ("logits_to_keep", "num_logits_to_keep")
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Rows:
+    """Rows of ids at one public length; shows nothing.
+
+    Attributes:
+      ids: int64[rows, length].
+      mask: bool[rows, length], what is no padding.
+      types: int64[rows, length] types of tokens, where the model knows any.
+      at: int64[rows], the place that is asked about; masked models only.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    types: torch.Tensor | None = None
+    at: torch.Tensor | None = None
+
+
+class PromptedModel:
+    """A model that reads each row behind that row's prompt.
+
+    Formal guarantees:
+      - Logits are those of peft's `PeftModel` with the same prompt, up to rounding, wherever a row is padded.
+      - A row's logits are a function of its own prompt and ids; what stands in the padding plays no part.
+
+    Args:
+      model: a model of the transformers package, in evaluation mode.
+      method: "soft_prompt" or "prefix".
+      kind: what the model answers.
+
+    Raises:
+      CapabilityError: it computes a row from others, is no model of this kind, or keeps no keys and values where a
+        prefix needs them.
+    """
+
+    def __init__(self, model: Any, *, method: Method, kind: TaskKind) -> None:
+        self.model = model
+        self.method: Method = method
+        self.kind: TaskKind = kind
+        self.facts = loading.inspect_model(model) if kind == "causal_lm" else loading.inspect_rows(model)
+        if kind != "causal_lm" and getattr(model.config, "is_encoder_decoder", False):
+            raise CapabilityError(
+                f"expected an encoder for {kind!r}, found {type(model).__name__}, which has a decoder too; take a "
+                "model such as BERT or RoBERTa, or a causal model with label words"
+            )
+        self._keep = next((name for name in _KEEPS if name in self.facts.takes), None)
+        with torch.no_grad():
+            self.offset = self._found_offset()
+            self._shape = self._cache_shape() if method == "prefix" else None
+            self._head = self._found_head() if kind == "masked_lm" else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go."""
+        return torch.device(self.model.device)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only what stands before it."""
+        return self.kind == "causal_lm"
+
+    @property
+    def token_dim(self) -> int:
+        """Columns of an embedding or, of a prefix, of one layer's keys: what peft calls so."""
+        if self._shape is None:
+            return int(self.model.get_input_embeddings().weight.shape[1])
+        return self._shape[1] * self._shape[2]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that a prefix speaks to."""
+        return int(self._config.num_hidden_layers) if self._shape is None else self._shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the keys or, for a soft prompt, of the attention: what peft calls so."""
+        return int(self._config.num_attention_heads) if self._shape is None else self._shape[1]
+
+    @property
+    def dim(self) -> int:
+        """Columns of one virtual token."""
+        return self.token_dim if self._shape is None else 2 * self.num_layers * self.token_dim
+
+    @functools.cached_property
+    def limit(self) -> int | None:
+        """Tokens that the model can read and write, the prompt among them; None: it names no limit."""
+        context = self.facts.context
+        limits = [None if context is None else context - (self.offset or 0), self.facts.window]
+        return min([limit for limit in limits if limit is not None], default=None)
+
+    def forward(
+        self, prompts: torch.Tensor, rows: Rows, *, prompt_mask: torch.Tensor | None = None, keep: int = 1
+    ) -> torch.Tensor:
+        """Returns raw logits float[rows, places, outputs].
+
+        Args:
+          prompts: float[rows, virtual tokens, dim], one prompt per row.
+          rows: what stands behind them.
+          prompt_mask: bool[rows, virtual tokens], where prompts are of several lengths: what is no padding.
+          keep: how many of the last places are asked about; causal models only. Of others it is one place: the one at
+            `rows.at`, or the head.
+        """
+        given = self._inputs(prompts, rows, prompt_mask)
+        if self.is_causal:
+            given["use_cache"] = "past_key_values" in given
+            if self._keep:
+                given[self._keep] = keep
+            return _logits(self.model(**given))[:, -keep:]
+        if self.kind == "sequence_classification":
+            return _logits(self.model(**given))[:, None]
+        return self._at(given, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
+
+    def written(self, ids: Sequence[int]) -> torch.Tensor:
+        """Returns float32[len(ids), dim]: what PUBLIC ids are as a prompt: embeddings, or the keys and values."""
+        row = torch.tensor([list(ids)], device=self.device)
+        with torch.no_grad():
+            if self.method == "soft_prompt":
+                return self._embedded(row)[0].float()
+            pairs = self._pairs(row)
+        layers = [tensor[0].transpose(0, 1).reshape(len(row[0]), -1) for pair in pairs for tensor in pair]
+        return torch.cat(layers, dim=1).float()
+
+    def public_ids(self, number: int, length: int) -> list[int]:
+        """Returns public ids from all over the vocabulary; `number` tells several rows apart."""
+        barred = getattr(self._config, "pad_token_id", None)  # some models count positions by it
+        ids = [(place * 7919 + 104729 * number + 13) % self.facts.reads for place in range(2 * length)]
+        return [id_ for id_ in ids if id_ != barred][:length]
+
+    @property
+    def _config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True) if self.is_causal else self.model.config
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
+        return embedded
+
+    def _inputs(self, prompts: torch.Tensor, rows: Rows, prompt_mask: torch.Tensor | None) -> dict[str, Any]:
+        """Returns the arguments of a forward."""
+        count = prompts.shape[1]
+        if prompt_mask is None:
+            prompt_mask = rows.mask.new_ones((len(rows.ids), count))
+        seen = torch.cat([prompt_mask, rows.mask], dim=1)
+        if self.method == "soft_prompt":
+            asked, types = seen, _zeros_before(rows.types, count)
+            embedded = self._embedded(rows.ids)
+            given = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
+        else:
+            asked, types = rows.mask, rows.types
+            given = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
+        given |= self._positions(seen, asked.shape[1])
+        given["attention_mask"] = self._bias(seen, asked.shape[1])
+        if types is not None and "token_type_ids" in self.facts.takes:
+            given["token_type_ids"] = types
+        return given | {"return_dict": True}
+
+    def _positions(self, seen: torch.Tensor, last: int) -> dict[str, torch.Tensor]:
+        """Returns the positions of the last places of each row, counted over what is no padding."""
+        if self.offset is None:
+            return {}
+        places = (seen.cumsum(dim=1) - 1).clamp_(min=0) + self.offset
+        return {"position_ids": places[:, -last:]}
+
+    def _bias(self, seen: torch.Tensor, last: int) -> torch.Tensor:
+        """Returns float[rows, 1, last places, all places]: 0 for what a place sees, the lowest number for the rest."""
+        dtype, places = self.model.dtype, seen.shape[1]
+        hidden = ~seen[:, None, None, :].expand(-1, 1, last, -1)
+        if self.is_causal:
+            ahead = torch.ones((last, places), dtype=torch.bool, device=seen.device).triu_(1 + places - last)
+            hidden = hidden | ahead
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=seen.device)
+        return bias.masked_fill_(hidden, torch.finfo(dtype).min)
+
+    def _cache(self, prompts: torch.Tensor) -> Any:
+        """Returns a cache that holds each row's keys and values."""
+        layers, heads, size = self._shape or (0, 0, 0)
+        split = prompts.to(self.model.dtype).view(*prompts.shape[:2], 2 * layers, heads, size)
+        split = split.permute(2, 0, 3, 1, 4)  # [2 * layers, rows, heads, virtual tokens, size]
+        cache: Any = DynamicCache()
+        for layer in range(layers):
+            cache.update(split[2 * layer], split[2 * layer + 1], layer)
+        return cache
+
+    def _pairs(self, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns each layer's keys and values float[1, heads, length, size] of public ids."""
+        cache: Any = DynamicCache()
+        given = {"use_cache": True} if self.is_causal else {}
+        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **given)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _cache_shape(self) -> tuple[int, int, int]:
+        """Returns layers, heads and size of the keys."""
+        fault = ""
+        shapes: set[tuple[int, ...]] = set()
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            pairs = self._pairs(self._probe(0))
+            shapes = {tuple(tensor.shape[1:]) for pair in pairs for tensor in pair}
+        except (TypeError, ValueError, AttributeError) as error:
+            fault = f" ({type(error).__name__})"
+        if len(shapes) != 1 or len(next(iter(shapes))) != 3:
+            raise CapabilityError(
+                "expected a model whose layers all keep keys and values of one shape, found "
+                f"{type(self.model).__name__}{fault}, which does not: it takes no prefix; pass method='soft_prompt'"
+            )
+        heads, _, size = next(iter(shapes))
+        return len(pairs), heads, size
+
+    def _probe(self, number: int) -> torch.Tensor:
+        return torch.tensor([self.public_ids(number, PROBE)], device=self.device)
+
+    def _found_offset(self) -> int | None:
+        """Returns the position of a row's first token as the model counts; None: it takes none, or in its own way."""
+        if "position_ids" not in self.facts.takes:
+            return None
+        pad = getattr(self._config, "pad_token_id", None)
+        ids = self._probe(0)
+        told = _logits(self.model(input_ids=ids, return_dict=True))
+        for offset in [0, *([] if pad is None else [int(pad) + 1])]:
+            places = torch.arange(ids.shape[1], device=ids.device)[None] + offset
+            found = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
+            if bool(((found - told).abs() <= 1e-4 * told.abs().amax()).all()):
+                return offset
+        return None
+
+    def _found_head(self) -> Any:
+        """Returns what a masked model does behind its body, so that it is done in one place only; None: unknown."""
+        body = self.model.base_model
+        rest = [child for child in self.model.children() if child is not body]
+        if body is self.model or len(rest) != 1:
+            return None
+        ids = self._probe(0)
+        told = _logits(self.model(input_ids=ids, return_dict=True))
+        found = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
+        same = isinstance(found, torch.Tensor) and found.shape == told.shape and torch.allclose(found, told, atol=1e-4)
+        return rest[0] if same else None
+
+    def _at(self, given: dict[str, Any], rows: Rows, *, in_front: int) -> torch.Tensor:
+        """Returns the logits float[rows, 1, outputs] at `rows.at`."""
+        if rows.at is None:
+            raise CapabilityError("expected rows that say which place is asked about, found none")
+        places = (rows.at + in_front)[:, None, None]
+        if self._head is None:
+            told = _logits(self.model(**given))
+            return told.take_along_dim(places, dim=1)
+        hidden = self.model.base_model(**given).last_hidden_state
+        found: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
+        return found
+
+
+def stacked(
+    inputs: Sequence[Sequence[int]],
+    *,
+    length: int,
+    filler: int,
+    device: torch.device,
+    is_causal: bool,
+    types: Sequence[Sequence[int]] | None = None,
+) -> Rows:
+    """Returns inputs of at most `length` ids as rows: padded in front for causal models, else behind."""
+    ids = torch.full((len(inputs), length), filler, dtype=torch.int64)
+    mask = torch.zeros((len(inputs), length), dtype=torch.bool)
+    kinds = None if types is None else torch.zeros((len(inputs), length), dtype=torch.int64)
+    for row, given in enumerate(inputs):
+        place = slice(length - len(given), length) if is_causal else slice(0, len(given))
+        ids[row, place] = torch.tensor(given, dtype=torch.int64)
+        mask[row, place] = True
+        if kinds is not None and types is not None:
+            kinds[row, place] = torch.tensor(types[row], dtype=torch.int64)
+    return Rows(ids.to(device), mask.to(device), None if kinds is None else kinds.to(device))
+
+
+def _logits(answer: Any) -> torch.Tensor:
+    logits: torch.Tensor = answer.logits
+    return logits
+
+
+def _zeros_before(types: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    return None if types is None else torch.nn.functional.pad(types, (count, 0))

@@ -1,0 +1,158 @@
+"""Rows with prompts of their own on one local model: each prompt is read once and kept. For PUBLIC texts.
+
+Knows ids and numbers only, no text, and nothing of privacy: what trained the prompts has released them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.hf import cache as caches
+from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape
+from langchain_dpicl.backends.hf.engine import Engine
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+if TYPE_CHECKING:
+    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+
+Beginning = list[caches.Pair]
+"""Of every layer, keys and values [1, heads, positions, size] of one prompt."""
+
+
+def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
+    """Returns what a model keeps of virtual tokens float32[positions, width] at the beginning of a text."""
+    layers = caches.roomy_layers(body.config, len(numbers))
+    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
+    places = torch.arange(len(numbers), device=body.device)[None]
+    cache = caches.cache_of(layers)
+    with torch.inference_mode():
+        body.model(inputs_embeds=given, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True)
+    return [layer.written() for layer in layers]
+
+
+def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
+    """Returns the keys and values that a prefix float32[positions, 2 * layers * heads * size] is, in PEFT's order."""
+    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
+    count = len(caches.roomy_layers(body.config, 1))
+    stored = given.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
+    return [(layer[0].contiguous(), layer[1].contiguous()) for layer in stored]
+
+
+class Shelf:
+    """Trained prompts of one model, by name; each is read when it is first used, and kept.
+
+    Args:
+      engine: runs the model.
+
+    Raises:
+      CapabilityError: its rows cannot begin with what was read before.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._body = engine.body
+        filler = engine.vocabulary.filler
+        if not engine.shape(2, 1, (filler,)).shared:
+            kind = type(self._body.model).__name__
+            raise CapabilityError(
+                f"expected a model with positions and a plain key-value cache, found {kind}; "
+                "serve the prompt with PeftModel.from_pretrained(model, folder) of the peft package"
+            )
+        with engine.lock, torch.inference_mode():
+            self._shapes = [tuple(pair[0].shape) for pair in self._body.begun((filler,))]
+        self._made: dict[str, Callable[[], Beginning]] = {}
+        self._read: dict[str, Beginning] = {}
+
+    def put(self, name: str, method: str, numbers: NDArray[np.float32], *, heads: int) -> None:
+        """Adds a prompt float32[positions, width].
+
+        Raises:
+          ConfigurationError: it was trained on another model.
+        """
+        width = int(self._body.model.get_input_embeddings().weight.shape[1])
+        found: object = numbers.shape[1]
+        if method == "prefix":
+            layers, (_, own, _, size) = len(self._shapes), self._shapes[0]
+            width, found = 2 * layers * own * size, found if heads == own else f"{found} of {heads} heads"
+        if found != width or len(set(self._shapes)) > 1:
+            raise ConfigurationError(
+                f"prompt {name!r}: expected {width} numbers per virtual token, as {type(self._body.model).__name__} "
+                f"takes them, found {found}; take the model that it was trained on"
+            )
+        if method == "prefix":
+            self._made[name] = lambda: from_prefix(self._body, numbers, heads=heads)
+        else:
+            self._made[name] = lambda: from_embeddings(self._body, numbers)
+
+    def take(self, names: Sequence[str]) -> list[Beginning]:
+        """Returns prompts by name."""
+        for name in set(names) - set(self._read):
+            self._read[name] = self._made[name]()
+        return [self._read[name] for name in names]
+
+
+class PromptedBatch(RightBatch):
+    """Rows that begin with prompts of their own, of any lengths; padding stands behind a short prompt, unseen.
+
+    Args:
+      body: the model.
+      begin: returns the prompts, one per row.
+      shape: rows, tokens of the longest row (its prompt not counted), and tokens to come.
+    """
+
+    def __init__(self, body: Body, begin: Callable[[], Sequence[Beginning]], shape: Shape) -> None:
+        super().__init__(body, shape)
+        self._begin = begin
+
+    def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads the rows behind their prompts: all but each row's last token at once, the last ones as a step."""
+        begun, counts = self._take(self._begin())
+        device, width = self._body.device, self._shape.length
+        ids = np.full((len(rows), width), self._body.filler, np.int64)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = row
+        given = torch.from_numpy(ids).to(device)
+        ends = torch.tensor([[len(row) - 1] for row in rows], device=device)
+        if width > 1:
+            places = torch.arange(width - 1, device=device)[None]
+            ahead = torch.ones((width - 1, width - 1), dtype=torch.bool, device=device).triu_(1)
+            mask = self._mask[..., : begun + width - 1].repeat(1, 1, width - 1, 1)
+            mask[..., begun:].masked_fill_(ahead, self._body.lowest)
+            self._body.forward(given[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
+            self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(places >= ends, self._body.lowest)
+        self._used = begun + width - 1
+        self._positions = counts + ends
+        return self.step(given.gather(1, ends)[:, 0])
+
+    def _take(self, beginnings: Sequence[Beginning]) -> tuple[int, torch.Tensor]:
+        """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] everyone's."""
+        device, shape = self._body.device, self._shape
+        counts = torch.tensor([[one[0][0].shape[-2]] for one in beginnings], device=device)
+        begun = int(counts.max())
+        room = begun + shape.length + shape.room
+        self._layers = caches.roomy_layers(self._body.config, room, _stacked(beginnings, begun))
+        self._cache = caches.cache_of(self._layers)
+        self._mask = torch.zeros((shape.size, 1, 1, room), dtype=self._mask.dtype, device=device)
+        unseen = torch.arange(begun, device=device)[None] >= counts
+        self._mask[:, 0, 0, :begun].masked_fill_(unseen, self._body.lowest)
+        return begun, counts
+
+
+def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
+    """Returns the prompts of all rows, of one length: short ones have zeros behind them."""
+
+    def whole(layer: int, part: int) -> torch.Tensor:
+        stored = [one[layer][part] for one in beginnings]
+        return torch.cat([torch.nn.functional.pad(one, (0, 0, 0, length - one.shape[-2])) for one in stored])
+
+    return [(whole(layer, 0), whole(layer, 1)) for layer in range(len(beginnings[0]))]
+
+
+def parts_of(backend: HuggingFaceBackend) -> tuple[Engine, Any]:
+    """Returns what runs the model of an engine, and its tokenizer."""
+    return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  rooms of the same house
