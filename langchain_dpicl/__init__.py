@@ -9,6 +9,7 @@ from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.baselines import (
     UnprotectedVotes,
     demonstrations_from_instruction,
@@ -37,6 +38,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
     SensitivityError,
     SynthesisInterruptedError,
+    TrainingInterruptedError,
     UnknownEventError,
     UnsilencableModelError,
 )
@@ -51,7 +53,12 @@ from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.receipts import FreeFormResult, Receipt, VotingResult
 from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.soft_prompt import SoftPrompt
+from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
+from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
+from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from langchain_dpicl.tuning_baselines import soft_prompt_without_privacy
 from langchain_dpicl.voting import DPVotingRunnable
 
 __version__ = version("langchain-dpicl")
@@ -91,15 +98,21 @@ __all__ = [
     "PrivacyReport",
     "PrivateAccessError",
     "PrivateExamples",
+    "PromptDPSGD",
     "PromptPATEExampleSelector",
     "PromptPATELabeler",
+    "PromptTask",
     "Receipt",
     "RecordError",
     "ReleasedDemonstrations",
     "SealedShareError",
     "SensitivityError",
+    "SoftPrompt",
+    "SoftPromptBackend",
+    "SoftPromptClassifier",
     "SynthesisInterruptedError",
     "TextVoteBackend",
+    "TrainingInterruptedError",
     "UnknownEventError",
     "UnprotectedVotes",
     "UnsilencableModelError",
@@ -109,5 +122,6 @@ __all__ = [
     "get_privacy_budget_callback",
     "label_votes_without_privacy",
     "real_demonstrations_without_privacy",
+    "soft_prompt_without_privacy",
     "verify_report",
 ]

@@ -2,7 +2,8 @@
 
 Serves PUBLIC prompts, token by token. Knows nothing of privacy, and no engine by name: what has `generate`, `encode`,
 `count_tokens`, `token_bytes`, `eos` and `name` will do. What an engine may have besides: `top_k` and `top_p` of its
-`generate`, and `chat` with `render_chat(messages)`, which turns roles and contents into a prompt that `generate` takes.
+`generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt that `generate` takes, and
+`ends_in_space(text)` where it puts a text into a frame of its own.
 """
 
 from __future__ import annotations
@@ -301,7 +302,9 @@ def is_chat(backend: Any) -> bool:
 
 def text_prompt(backend: Any, text: str) -> Prompt:
     """Returns a text as the engine reads it: as a message where it has a chat template."""
-    return Prompt(text, ends_in_space=text.endswith(" ") and not is_chat(backend))
+    framed = getattr(backend, "ends_in_space", None)
+    ends_in_space = text.endswith(" ") and not is_chat(backend) if framed is None else bool(framed(text))
+    return Prompt(text, ends_in_space=ends_in_space)
 
 
 def chat_prompt(backend: Any, messages: Sequence[BaseMessage]) -> Prompt:

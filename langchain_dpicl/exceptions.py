@@ -13,6 +13,7 @@ DPICLError
 +-- ModelCallError                       a public model call failed; the charge stays, releases are kept
 |   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
 |   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
+|   +-- TrainingInterruptedError         training stopped half-way; holds what was released, can resume
 +-- PrivacyBudgetError
 +-- NoPrivacyBudgetError             no budget was given or found: fail closed
 +-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
@@ -93,6 +94,19 @@ class LabellingInterruptedError(ModelCallError):
     def __init__(self, message: str, *, labeler: Any) -> None:
         super().__init__(message)
         self.labeler = labeler
+
+
+class TrainingInterruptedError(ModelCallError):
+    """Training of a prompt stopped before its end.
+
+    Attributes:
+      training_run: the object to call `run()` (or `arun()`) on again; it goes on with tickets not yet burnt, and holds
+        the weights released so far.
+    """
+
+    def __init__(self, message: str, *, training_run: Any) -> None:
+        super().__init__(message)
+        self.training_run = training_run
 
 
 class PrivacyBudgetError(DPICLError):

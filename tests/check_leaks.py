@@ -5,7 +5,8 @@ one. Newest: what this environment has, and the newest release laid over it wher
 the next run.
 
 With --ends each of the two runs half of the cells, and the installed release none where there is a newer one: every
-channel on both, every cell on one of them. The suite runs a sample on the installed one.
+channel on both, every cell on one of them. With --lowest the lowest alone runs half of the cells: every channel. The
+suite runs a sample on the installed one.
 """
 
 from __future__ import annotations
@@ -156,15 +157,16 @@ def cells(core: Core, groups: tuple[str, ...], folder: Path, half: int | None) -
     return found["core"], [cell_from(cell) for cell in found["cells"]]
 
 
-def run_all(folder: Path, *, ends: bool) -> tuple[list[Column], str]:
+def run_all(folder: Path, *, ends: bool, is_lowest_enough: bool) -> tuple[list[Column], str]:
     """Runs every group on every core, some at a time; the lowest environment is made meanwhile."""
+    ends = ends or is_lowest_enough
 
     def start(core: Core, half: int) -> list[Future[tuple[str, list[Cell]]]]:
         return [pool.submit(cells, core, groups, folder, half if ends else None) for groups in PROCESSES]
 
     with ThreadPoolExecutor(WORKERS) as pool, ThreadPoolExecutor(1) as maker:
         making = maker.submit(lowest)
-        cores, trouble = newest()
+        cores, trouble = ([], "") if is_lowest_enough else newest()
         later = [start(core, 1) for core in (cores[-1:] if ends else cores)]
         parts = [start(making.result(), 0), *later]
         done = [[future.result() for future in futures] for futures in parts]
@@ -176,7 +178,8 @@ def run_all(folder: Path, *, ends: bool) -> tuple[list[Column], str]:
 def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        columns, trouble = run_all(Path(folder), ends="--ends" in sys.argv[1:])
+        asked = sys.argv[1:]
+        columns, trouble = run_all(Path(folder), ends="--ends" in asked, is_lowest_enough="--lowest" in asked)
     names = [one.name for one in CHANNELS]
     print(text(columns, names))
     if trouble:

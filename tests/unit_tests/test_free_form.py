@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,9 +18,11 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl._candidates import PublicModel, PublicSide
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
@@ -770,3 +772,24 @@ def test_inputs_of_other_shapes_are_refused_before_anything_is_asked() -> None:
         with pytest.raises(ConfigurationError):
             component.invoke(given)
     assert (llm.public, charged(component)) == (0, 0)
+
+
+def test_an_engine_that_can_is_told_that_a_prompt_is_public() -> None:
+    class Told(Writer):
+        def complete(
+            self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = (), public: bool = False
+        ) -> list[str]:
+            said = super().complete(prompts, max_tokens=max_tokens, stop=stop)
+            self.options[-1]["public"] = public
+            return said
+
+        async def acomplete(self, prompts: Sequence[str], **options: Any) -> list[str]:
+            return self.complete(prompts, **options)
+
+    engine = Told()
+    side = PublicSide(PublicModel(engine, max_tokens=5, stop=()), count=2)
+    drive(side.before("Question", {"input": "Question"}, {}))
+    assert [options["public"] for options in engine.options] == [True]
+    plain = Writer()
+    drive(PublicSide(PublicModel(plain, max_tokens=5, stop=()), count=2).before("Question", {"input": "Question"}, {}))
+    assert plain.public == 2

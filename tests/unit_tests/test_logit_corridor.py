@@ -406,3 +406,31 @@ def test_a_model_call_error_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FullFake, "open_full", broken)
     with pytest.raises((SynthesisInterruptedError, ModelCallError)):
         writing(llm=full_engine()).run()
+
+
+@pytest.mark.parametrize(
+    "spoilt", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]], ids=["NaN", "infinite", "nothing can follow"]
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("free", [{}, {"free_tokens": 0.5, "private_tokens": 2}], ids=["all private", "free tokens"])
+def test_an_engine_without_numbers_for_the_public_prompt_is_named_as_the_fault(
+    spoilt: list[float], is_async: bool, free: dict[str, Any]
+) -> None:
+    engine = full_engine()
+    real = engine.logits_of
+    public = [len(engine.opened)]
+
+    def logits_of(prompt: str | None, prefix: Any) -> np.ndarray:
+        found = real(prompt, prefix)
+        if engine.opened and prompt == engine.opened[-1]["public"]:
+            found[:] = -np.inf if spoilt[1] < 0 else 0.0
+            found[3] = spoilt[0]
+            public[0] += 1
+        return found
+
+    engine.logits_of = logits_of  # type: ignore[method-assign]
+    made = writing(llm=engine, num_slots=20, shots_per_slot=2, **free)
+    with pytest.raises(ModelCallError, match="no numbers for the public prompt"):
+        asyncio.run(made.arun()) if is_async else made.run()
+    assert public[0] == 1
+    assert engine.logit_calls == 0

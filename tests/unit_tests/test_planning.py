@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from langchain_dpicl import planning
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
@@ -180,3 +181,40 @@ def test_guessed_agreement_grows_with_shots_and_stays_below_one() -> None:
     assert agreement_of(1, one_shot=0.7) == 0.7
     assert agreement_of(4, one_shot=0.7) == pytest.approx(0.8)
     assert agreement_of(1e9, one_shot=0.9) == 0.99
+
+
+@pytest.mark.parametrize(("mechanism", "noise"), [("gaussian", 1e-6), ("gaussian", 1e-9)])
+def test_noise_too_small_to_be_priced_is_refused_as_such(mechanism: str, noise: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"noise_multiplier: .*finite epsilon, found 1e-0\d\. Raise it"):
+        plan_generation(SIZES, epsilon=None, noise_multiplier=noise, mechanism=mechanism, delta=1e-5, segments=TEXT)
+
+
+class TestOneDealForAWholeRun:
+    terms = {"epsilon": None, "noise_multiplier": 1.0, "delta": 1e-5, "shots_per_label": 3}  # noqa: RUF012
+
+    def test_refuses_a_redraw_period_that_it_would_not_follow(self) -> None:
+        design = RowDesign.choose(sampling="disjoint")
+        fields = (Segment("label", 5), Segment("text", 25))
+        for period in (1, 5, 24):
+            with pytest.raises(ConfigurationError, match=r"redraw_every: expected None .*max_tokens=25.* found"):
+                plan_generation(SIZES, design=design, segments=fields, redraw_every=period, **self.terms)
+        plans = [
+            plan_generation(SIZES, design=design, segments=fields, redraw_every=period, **self.terms)
+            for period in (None, 25)
+        ]
+        assert plans[0] == plans[1]
+        assert plans[0].release.redraw_every == 25
+
+    def test_is_compared_with_others_from_any_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(planning, "_calibrated", lambda plan, epsilon: plan)  # prices do not matter here
+        monkeypatch.setattr(planning.accounting, "epsilon_upper_bound", lambda *_, **__: 1.0)
+        given = {"epsilon": 4.0, "delta": 1e-5, "shots_per_label": 3, "max_tokens": 25}
+        options = compare({None: 4000}, base=RowDesign.choose(sampling="disjoint"), **given)
+        dealt = [option for option in options if option.plan.design.sampling == "disjoint"]
+        assert {option.plan.release.redraw_every for option in dealt} == {25}
+        assert len(dealt) < len(options)
+        with pytest.raises(ConfigurationError, match="redraw_every"):
+            compare({None: 4000}, base=RowDesign.choose(sampling="disjoint"), redraw_every=3, **given)
+
+    def test_without_one_a_fresh_sample_is_drawn_for_every_token(self) -> None:
+        assert plan_generation(SIZES, **self.terms).release.redraw_every == 1

@@ -465,3 +465,8 @@ class TestRoughCalibration:
         assert accounting.calibrate(event_at, epsilon=10.0, low=5.0, **terms) == 5.0
         with pytest.raises(ConfigurationError, match="epsilon"):
             accounting.calibrate(event_at, epsilon=0.01, high=0.5, **terms)
+
+
+def test_noise_too_small_to_be_priced_is_refused_as_such() -> None:
+    with pytest.raises(ConfigurationError, match=r"noise_multiplier: .*finite epsilon, found 1e-06\. Raise it"):
+        priced(1e-6)

@@ -1,0 +1,157 @@
+"""How released arrays are kept in a folder, in the safetensors format. Knows no prompt, no model and no torch.
+
+Reading never builds an object other than float32 arrays: no pickle, no code, no more memory than the file has bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+Array: TypeAlias = NDArray[np.float32]
+
+MAX_BYTES = 1 << 30
+"""A larger file of arrays is not read."""
+
+_MAX_HEADER = 1 << 16
+_ALIGNED = 8
+_LITTLE_ENDIAN = np.dtype("<f4")
+
+
+def array_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """Returns the content of a safetensors file that holds these arrays: a JSON header, and then the numbers."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    blocks, end = [], 0
+    for name, array in arrays.items():
+        block = np.ascontiguousarray(array, dtype=_LITTLE_ENDIAN).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [end, end + len(block)]}
+        blocks.append(block)
+        end += len(block)
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % _ALIGNED)
+    return b"".join([len(text).to_bytes(8, "little"), text, *blocks])
+
+
+def arrays_in(path: Path) -> dict[str, Array]:
+    """Returns the float32 arrays of a safetensors file by name.
+
+    Raises:
+      ConfigurationError: another format or type, or numbers that are missing or left over.
+      OSError: the file is missing or unreadable.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ConfigurationError(f"{path.name}: expected at most {MAX_BYTES} bytes, found {size}.")
+    whole = path.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    header = _header(whole[8:begin]) if begin <= min(len(whole), 8 + _MAX_HEADER) else None
+    if header is None:
+        raise ConfigurationError(f"{path.name}: expected a safetensors file.")
+    blocks = sorted((_block(path.name, name, said), name) for name, said in header.items())
+    found: dict[str, Array] = {}
+    end = 0
+    for (first, last, shape), name in blocks:
+        if first != end or begin + last > len(whole):
+            raise _odd(path.name, name)
+        found[name] = np.frombuffer(whole[begin + first : begin + last], _LITTLE_ENDIAN).reshape(shape)
+        end = last
+    if begin + end != len(whole):
+        raise ConfigurationError(f"{path.name}: expected no bytes beside the arrays.")
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+def _header(text: bytes) -> dict[str, Any] | None:
+    """Returns what the header says of each array; None if it is no header."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return {name: said for name, said in value.items() if name != "__metadata__"} if isinstance(value, dict) else None
+
+
+def _block(file: str, name: str, said: Any) -> tuple[int, int, tuple[int, ...]]:
+    """Returns where an array begins and ends, and its shape.
+
+    Raises:
+      ConfigurationError: it is none of float32 numbers, or its parts do not go together.
+    """
+    state = said if isinstance(said, dict) else {}
+    shape, place = _sizes(state.get("shape")), _sizes(state.get("data_offsets"))
+    if state.get("dtype") != "F32" or shape is None or place is None or len(place) != 2:
+        raise _odd(file, name)
+    if place[1] - place[0] != 4 * math.prod(shape):
+        raise _odd(file, name)
+    return place[0], place[1], shape
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    is_list = isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
+    return tuple(value) if is_list else None
+
+
+def _odd(file: str, name: str) -> ConfigurationError:
+    return ConfigurationError(f"{file}: expected {name!r} as float32 numbers, each stored once.")
+
+
+def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Writes a folder of exactly these files; a reader finds the old one, the whole new one, or for a moment none.
+
+    Args:
+      path: folder to create or replace; the folder around it must exist.
+      files: file name to content.
+
+    Raises:
+      ConfigurationError: there is something else at `path`: a file, or a folder with files of other names.
+      OSError: it cannot be written; what was at `path` is then still there.
+    """
+    target = Path(os.path.realpath(path))
+    _check_replaceable(target, files)
+    mark = secrets.token_hex(8)
+    part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")
+    part.mkdir()
+    try:
+        for name, content in files.items():
+            with (part / name).open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        _swap(part, target, old)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(target: Path, files: Mapping[str, bytes]) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ConfigurationError(f"expected a folder to write to, found the file {target.name!r}; give another path")
+    if strange := sorted({one.name for one in target.iterdir()} - set(files)):
+        raise ConfigurationError(
+            f"expected a new folder, or one of {sorted(files)} to replace, found {strange[:5]} in it; give another path"
+        )
+
+
+def _swap(part: Path, target: Path, old: Path) -> None:
+    """Puts `part` where `target` is; what was there goes to `old`, and comes back if that fails."""
+    had_one = target.exists()
+    if had_one:
+        target.rename(old)
+    try:
+        part.rename(target)
+    except OSError:
+        if had_one:
+            old.rename(target)
+        raise

@@ -1,0 +1,140 @@
+"""From the model that a user hands in to an engine that trains its prompt. Public values only; knows no record.
+
+The extra `hf` is imported here, and only when a model is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.backends.base import GradientBackend
+from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
+
+_KINDS: dict[str, TaskKind] = {
+    "ForSequenceClassification": "sequence_classification",
+    "ForMaskedLM": "masked_lm",
+    "ForCausalLM": "causal_lm",
+    "LMHeadModel": "causal_lm",
+}
+_TEMPLATES: dict[TaskKind, str] = {
+    "causal_lm": "{text}\nLabel:",
+    "masked_lm": "{text} {mask}",
+    "sequence_classification": "",
+}
+
+
+def engine_of(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    method: str = "soft_prompt",
+    num_virtual_tokens: int = 10,
+    task: PromptTask | None = None,
+    template: str | None = None,
+    labels: Sequence[str] | None = None,
+    verbalizers: Mapping[str, str] | None = None,
+    max_input_tokens: int = 128,
+    max_target_tokens: int = 64,
+    reparameterize: int | None = None,
+    micro_batch: int = 16,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Any:
+    """Returns the engine that trains a prompt of `model`; a ready one is taken as it is. Arguments: `PromptDPSGD`.
+
+    Raises:
+      ConfigurationError: a public fault, or the extra `hf` is not installed.
+    """
+    given = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
+    if isinstance(model, GradientBackend):
+        changed = sorted(_changed(given)) + (["tokenizer"] if tokenizer is not None else [])
+        if changed:
+            raise fail(", ".join(changed), "their defaults beside a ready engine, which has its own", "others")
+        return model
+    worded = {name: given.pop(name) for name in ("template", "labels", "verbalizers")}
+    counts = {name: given.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
+    if given["task"] is None:
+        given["task"] = task_of(kind_of(model), **worded, **counts)
+    elif changed := sorted(_changed({**worded, **counts})):
+        raise fail(", ".join(changed), "their defaults beside task=, which has its own", "others")
+    return _engine_class()(model, tokenizer, **given)
+
+
+def _changed(given: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the options that are not at their defaults."""
+    defaults = inspect.signature(engine_of).parameters
+    return [name for name, value in given.items() if value != defaults[name].default]
+
+
+def kind_of(model: Any) -> TaskKind:
+    """Returns what a model is for, by the name of its class; of a path, by what its configuration says.
+
+    Raises:
+      ConfigurationError: neither says it.
+    """
+    names = [type(model).__name__]
+    if isinstance(model, str | os.PathLike):
+        names = _architectures(Path(model) / "config.json")
+    for name in names:
+        for ending, kind in _KINDS.items():
+            if name.endswith(ending):
+                return kind
+    expected = f"a model whose class ends in one of {list(_KINDS)}, or the folder of one"
+    raise fail("model", expected, names, "Give task=PromptTask(...) for another.")
+
+
+def _architectures(path: Path) -> list[str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("architectures")
+    except (OSError, ValueError, AttributeError) as error:
+        advice = "Names of a hub are not looked up: download the model first and pass its folder."
+        raise fail("model", "a model object, or the folder of a local model", str(path.parent), advice) from error
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def task_of(
+    kind: TaskKind,
+    *,
+    template: str | None = None,
+    labels: Sequence[str] | None = None,
+    verbalizers: Mapping[str, str] | None = None,
+    **counts: int,
+) -> PromptTask:
+    """Returns the task that single options describe.
+
+    Raises:
+      ConfigurationError: they do not go together.
+    """
+    known = tuple(labels if labels is not None else verbalizers or ())
+    words = {label: f" {label}" for label in known} if verbalizers is None else dict(verbalizers)
+    if set(words) != set(known):
+        raise fail("verbalizers", f"one word for each of the labels {list(known)}", sorted(words))
+    if kind == "sequence_classification":
+        if verbalizers is not None:
+            raise fail("verbalizers", "None: the outputs of a head need no words", sorted(verbalizers))
+        words = {}
+    said = _TEMPLATES[kind] if template is None else template
+    return PromptTask(kind, said, known, tuple(words[label] for label in known if words), **counts)
+
+
+def _engine_class() -> Any:
+    """Returns the class of engines, which needs torch.
+
+    Raises:
+      ConfigurationError: the packages of local models are not installed.
+    """
+    missing = None
+    try:
+        from langchain_dpicl.backends.tuning.engine import PromptEngine
+    except ImportError as error:
+        missing = error.name or "torch"
+    else:
+        return PromptEngine
+    raise ConfigurationError(f"expected the packages of local models, found no {missing}; install langchain-dpicl[hf]")

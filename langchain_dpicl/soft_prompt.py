@@ -1,0 +1,313 @@
+"""A prompt made of numbers that private training has released, with its privacy report. Knows no record and no torch.
+
+Everything in here is public. Files are plain JSON and safetensors, in the layout of the PEFT package: reading them
+never builds an object other than arrays, strings, numbers, lists and dicts, so a folder from a stranger can be wrong
+but cannot act.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl._released_arrays import Array, array_bytes, arrays_in, write_folder
+from langchain_dpicl._released_files import FileForm, plain, text_in
+from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.released import epsilon_of
+
+FORMAT = "langchain-dpicl/soft-prompt"
+VERSION = 1
+
+ARRAY = "prompt_embeddings"
+PEFT_CONFIG = "adapter_config.json"
+PEFT_ARRAYS = "adapter_model.safetensors"
+OURS = "soft_prompt.json"
+
+Method: TypeAlias = Literal["soft_prompt", "prefix"]
+
+PEFT_TYPES: Final[Mapping[str, str]] = MappingProxyType({"soft_prompt": "PROMPT_TUNING", "prefix": "PREFIX_TUNING"})
+
+_HEAD = "base_model."
+_MAX_TEXT = 1 << 24
+_FORM = FileForm(
+    "soft prompt", FORMAT, VERSION, frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays"})
+)
+
+
+class Trained(Protocol):
+    """What is asked of an engine whose parameters become a soft prompt; all of it is public."""
+
+    @property
+    def name(self) -> str:
+        """Public name of the base model."""
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Says which tokenizer it has."""
+
+    @property
+    def method(self) -> Any:
+        """Where the prompt enters: "soft_prompt" or "prefix"."""
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Positions that the prompt takes."""
+
+    @property
+    def task(self) -> PromptTask:
+        """What it was trained for."""
+
+    def arrays(self, parameters: NDArray[np.float64]) -> Mapping[str, Array]:
+        """Returns {"prompt_embeddings": float32[positions, width]} in PEFT's layout."""
+
+    def peft_config(self) -> Mapping[str, Any]:
+        """Returns what PEFT's `adapter_config.json` says."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SoftPrompt:
+    """A trained prompt: numbers that stand before a text, what they are for, and the report of their cost.
+
+    Formal guarantees:
+      - Holds public values only; copying, pickling, printing, saving and serving it is free post-processing.
+      - What `report` claims is carried, not checked: a folder vouches for its numbers as far as its sender does.
+        `verify_report(prompt)` recomputes it; a signature over the folder is the sender's matter.
+
+    Args:
+      arrays: {"prompt_embeddings": float32[num_virtual_tokens, width]} in the layout of the PEFT package: embeddings
+        of virtual tokens for "soft_prompt", keys and values of all layers for "prefix".
+      method: where it enters: in front of the text ("soft_prompt") or at every layer ("prefix").
+      num_virtual_tokens: positions that it takes.
+      task: how texts were put to the model in training, and what the answers are.
+      peft_config: content of PEFT's `adapter_config.json`.
+      base: {"name": public name of the base model, "tokenizer": its tokenizer's fingerprint}.
+      report: JSON-able privacy report; `report["epsilon"]` is a number >= 0 or the string "infinity".
+      head: of a classifier, the head that was frozen in training, float32 by the names of PEFT; {} of other models.
+
+    Raises:
+      ConfigurationError: a value is of another type, is not finite, does not go with the others, or cannot be written.
+    """
+
+    arrays: Mapping[str, Array]
+    _: KW_ONLY
+    method: Method
+    num_virtual_tokens: int
+    task: PromptTask
+    peft_config: Mapping[str, Any]
+    base: Mapping[str, str]
+    report: Mapping[str, Any]
+    head: Mapping[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, get_args(Method))
+        check_int("num_virtual_tokens", self.num_virtual_tokens, low=1)
+        if not isinstance(self.task, PromptTask):
+            raise fail("task", "a PromptTask", type(self.task).__name__)
+        # Copies, so that nobody holds a second handle on what was released.
+        object.__setattr__(self, "peft_config", plain("peft_config", self.peft_config))
+        object.__setattr__(self, "report", plain("report", self.report))
+        object.__setattr__(self, "base", _checked_base(self.base))
+        width = _width(self.peft_config, self.method, self.num_virtual_tokens)
+        object.__setattr__(self, "arrays", _checked_arrays(self.arrays, (self.num_virtual_tokens, width)))
+        object.__setattr__(self, "head", _checked_head(self.head, self.task))
+        epsilon_of(self.report)
+
+    @classmethod
+    def of(cls, engine: Trained, parameters: NDArray[np.float64], *, report: Mapping[str, Any]) -> SoftPrompt:
+        """Returns the prompt that an engine makes of trained parameters.
+
+        Args:
+          engine: the engine that they were trained on.
+          parameters: float64[width]; released, as nothing here protects them.
+          report: as of this class.
+
+        Raises:
+          ConfigurationError: the numbers are not finite, or the engine's answers do not go together.
+        """
+        return cls(
+            engine.arrays(parameters),
+            method=engine.method,
+            num_virtual_tokens=engine.num_virtual_tokens,
+            task=engine.task,
+            peft_config=engine.peft_config(),
+            base={"name": engine.name, "tokenizer": engine.tokenizer_fingerprint},
+            report=report,
+            head=getattr(engine, "head", dict)(),
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """The reported upper bound on epsilon; `math.inf` for non-private baselines."""
+        return epsilon_of(self.report)
+
+    @property
+    def fingerprint(self) -> str:
+        """Says which prompt this is: equal for equal numbers, method and task."""
+        said = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a folder that `PeftModel.from_pretrained` reads, with the task and the report beside it.
+
+        A reader finds the old folder, the whole new one, or for a moment none.
+
+        Args:
+          path: folder to create or replace; the folder around it must exist.
+
+        Raises:
+          ConfigurationError: there is something else at `path` than such a folder; nothing is written.
+          OSError: it cannot be written; what was at `path` is then still there.
+        """
+        write_folder(
+            path,
+            {
+                PEFT_CONFIG: (json.dumps(self.peft_config, indent=2, sort_keys=True) + "\n").encode("ascii"),
+                PEFT_ARRAYS: array_bytes(self._numbers),
+                OURS: self.to_json().encode("ascii"),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SoftPrompt:
+        """Reads a folder written by `save`.
+
+        Args:
+          path: the folder. Its content stays data, whatever it says.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes.
+          OSError: a file is missing or unreadable.
+        """
+        folder = Path(path)
+        state = _FORM.read(_text(folder / OURS))
+        peft_config = _parsed(_text(folder / PEFT_CONFIG))
+        numbers = arrays_in(folder / PEFT_ARRAYS)
+        if state["arrays"] != _digest(numbers):
+            raise ConfigurationError(
+                f"{PEFT_ARRAYS}: expected the numbers that {OURS} names, found others; save the prompt again."
+            )
+        return cls(
+            {name: array for name, array in numbers.items() if name == ARRAY},
+            method=state["method"],
+            num_virtual_tokens=state["num_virtual_tokens"],
+            task=PromptTask.from_dict(state["task"]),
+            peft_config=peft_config,
+            base=state["base"],
+            report=state["report"],
+            head={name: array for name, array in numbers.items() if name != ARRAY},
+        )
+
+    def to_json(self) -> str:
+        """Returns what `save` writes beside PEFT's two files: task, base, report, and the digest of the numbers."""
+        return _FORM.text(
+            {
+                "method": self.method,
+                "num_virtual_tokens": self.num_virtual_tokens,
+                "task": self.task.to_dict(),
+                "base": dict(self.base),
+                "report": self.report,
+                "arrays": _digest(self._numbers),
+            }
+        )
+
+    @property
+    def _numbers(self) -> dict[str, Array]:
+        """What the file of numbers holds, in the order of the names."""
+        return dict(sorted({**self.arrays, **self.head}.items()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SoftPrompt):
+            return NotImplemented
+        return self.to_json() == other.to_json() and self.peft_config == other.peft_config
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        base = self.base["name"]
+        return f"SoftPrompt({self.method!r}, {self.num_virtual_tokens} x {base!r}, epsilon={self.epsilon:.6g})"
+
+
+def _digest(arrays: Mapping[str, Array]) -> str:
+    return hashlib.sha256(array_bytes(arrays)).hexdigest()
+
+
+def _checked_base(base: object) -> dict[str, str]:
+    found = plain("base", base)
+    if set(found) != {"name", "tokenizer"} or not all(isinstance(value, str) for value in found.values()):
+        raise fail("base", "texts under 'name' and 'tokenizer'", sorted(found))
+    return found
+
+
+def _width(peft_config: Mapping[str, Any], method: str, num_virtual_tokens: int) -> int:
+    """Returns how many numbers a position has, by PEFT's configuration.
+
+    Raises:
+      ConfigurationError: it is of another method or number of tokens, or says no sizes.
+    """
+    expected = {"peft_type": PEFT_TYPES[method], "num_virtual_tokens": num_virtual_tokens}
+    found = {name: peft_config.get(name) for name in expected}
+    if found != expected or isinstance(found["num_virtual_tokens"], bool):
+        raise fail("peft_config", f"{expected}", found)
+    width = check_int("peft_config['token_dim']", peft_config.get("token_dim"), low=1)
+    if method == "prefix":
+        width *= 2 * check_int("peft_config['num_layers']", peft_config.get("num_layers"), low=1)
+    return width
+
+
+def _checked_arrays(arrays: object, shape: tuple[int, int]) -> Mapping[str, Array]:
+    """Returns a read-only copy."""
+    if not isinstance(arrays, Mapping) or set(arrays) != {ARRAY}:
+        raise fail("arrays", f"exactly {ARRAY!r}", type(arrays).__name__)
+    found = _numbers(f"arrays[{ARRAY!r}]", arrays[ARRAY], "Train with a lower learning rate.")
+    if found.shape != shape:
+        raise fail(f"arrays[{ARRAY!r}]", f"float32 of shape {shape}", f"shape {found.shape}")
+    return {ARRAY: found}
+
+
+def _checked_head(head: object, task: PromptTask) -> Mapping[str, Array]:
+    """Returns a read-only copy."""
+    if not isinstance(head, Mapping) or not all(isinstance(name, str) for name in head):
+        raise fail("head", "arrays by name", type(head).__name__)
+    if head and task.kind != "sequence_classification":
+        raise fail("head", f"none with a task of kind {task.kind!r}", sorted(head)[:5])
+    if strange := [name for name in head if not name.startswith(_HEAD) or not name.isascii()]:
+        raise fail("head", f"names that begin with {_HEAD!r}", sorted(strange)[:5])
+    return {name: _numbers(f"head[{name!r}]", head[name], "Take a model whose weights are numbers.") for name in head}
+
+
+def _numbers(name: str, given: object, advice: str) -> Array:
+    """Returns a read-only copy of finite float32 numbers."""
+    found: Array = np.array(given, copy=True, order="C")
+    if found.dtype != np.float32:
+        raise fail(name, "float32 numbers", str(found.dtype))
+    if not np.isfinite(found).all():
+        raise fail(name, "finite numbers", "NaN or an infinity", advice)
+    found.setflags(write=False)
+    return found
+
+
+def _text(path: Path) -> str:
+    size = path.stat().st_size
+    if size > _MAX_TEXT:
+        raise ConfigurationError(f"{path.name}: expected at most {_MAX_TEXT} bytes of JSON, found {size}.")
+    return text_in(path)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{PEFT_CONFIG}: expected JSON text ({type(error).__name__}).") from None
+    return plain(PEFT_CONFIG, value)

@@ -1,0 +1,320 @@
+"""Released soft prompts on a local model that writes: an engine for `LocalLLM` and `ChatLocal`. For PUBLIC texts.
+
+Knows no record and no budget: a soft prompt was paid for when it was trained, and serving it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.embedded import cut
+from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
+
+Ints = NDArray[np.int64]
+
+_LEAST = 8
+"""Tokens of a private prompt, of which an engine that is made here reads none."""
+
+
+class SoftPromptBackend:
+    r"""A causal model with released soft prompts in front of what it reads, as an engine.
+
+    `LocalLLM(backend=SoftPromptBackend(model, prompt))` streams, stops and samples as with any engine. A text is put
+    into the template of the prompt's task, as in training, and cut as in training. Several prompts share the model's
+    weights: rows of one batch may have different ones, of either method and any length.
+
+    Args:
+      model: a `HuggingFaceBackend`, a model object, or a local folder with a model and its tokenizer.
+      prompts: one prompt, or several by name.
+      tokenizer: with a model object.
+      default: name of the prompt of rows that name none; None: the only one there is.
+      fills_template: whether a text is put into the template; None: if the template shows one text. Without it texts
+        are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
+      max_new_tokens: room that is made for what is written; it grows.
+
+    Raises:
+      ConfigurationError: no such name, a prompt of another model, tokenizer or kind, or one with no room for a text.
+      CapabilityError: the model cannot be served so.
+    """
+
+    chat = False
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: SoftPrompt | Mapping[str, SoftPrompt],
+        *,
+        tokenizer: Any = None,
+        default: str | None = None,
+        fills_template: bool | None = None,
+        max_new_tokens: int = 128,
+    ) -> None:
+        self.prompts = named_prompts(prompts)
+        self.default = default_name(self.prompts, default)
+        self.max_new_tokens = check_int("max_new_tokens", max_new_tokens, low=1)
+        self._base = _based_on(model, tokenizer)
+        for name, prompt in self.prompts.items():
+            _check_prompt(name, prompt, self._base)
+        self._room = _Room(self._base, self.prompts)
+        pairs = [name for name, prompt in self.prompts.items() if prompt.task.takes_pair]
+        if fills_template and pairs:
+            advice = "Leave fills_template out, and put PromptTemplate.from_template(prompt.task.template) before it."
+            raise fail("fills_template", "None or False where a template shows a pair", fills_template, advice)
+        self.fills_template = not pairs if fills_template is None else fills_template
+
+    def named(self, name: str) -> SoftPromptBackend:
+        """Returns this engine with another default; weights and prompts are shared.
+
+        Raises:
+          ConfigurationError: no prompt has this name.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, default=default_name(self.prompts, name))
+        return other
+
+    @property
+    def name(self) -> str:
+        """Public name: the model's, and which prompt stands in front; caches of LangChain tell prompts apart by it."""
+        said = "no default" if self.default is None else self.prompts[self.default].fingerprint
+        return f"{self._base.name} ({said})"
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Says which tokenizer this is; public."""
+        return self._base.tokenizer_fingerprint
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that can be read and written behind the longest prompt; None: the model names no limit."""
+        limit = self._room.limit
+        return None if limit is None else limit - max(one.num_virtual_tokens for one in self.prompts.values())
+
+    @property
+    def eos(self) -> int:
+        """The end of the text."""
+        return self._base.eos
+
+    def vocabulary(self) -> Sequence[int]:
+        """Returns the ids that can follow."""
+        return self._base.vocabulary()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, in which special tokens are plain text."""
+        return self._base.encode(text)
+
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a public text, without template and prompt."""
+        return self._base.count_tokens(text)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes of one token; special tokens have none."""
+        return self._base.token_bytes(token)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of tokens."""
+        return self._base.decode(tokens)
+
+    def ends_in_space(self, text: str, name: str | None = None) -> bool:
+        """Whether what the model reads ends in a space; it is left out, as words start with one."""
+        if not self.fills_template:
+            return text.endswith(" ")
+        literal, name = self.prompts[self._known(name)].task.pieces[-1]
+        return name is None and literal.endswith(" ")
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        rng: Generator | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Iterator[tuple[Ints, Rows]]:
+        """Yields the next token of every row int64[rows] and the rows float64[rows, ids] it was taken from.
+
+        For PUBLIC prompts; it ends where the model's context does, and otherwise never.
+
+        Args:
+          prompts: texts, or ids that are continued as they are.
+          temperature: 0 takes the likeliest token.
+          top_k: takes one of this many likeliest tokens.
+          top_p: takes one of the likeliest tokens that together have this probability.
+          rng: coins of the sampling, which protect nobody; None for fresh ones.
+          names: the soft prompt of each row; None: the default.
+        """
+        if names is not None and len(names) != len(prompts):
+            raise fail("names", f"one for each of {len(prompts)} prompts", len(names))
+        known = [self._known(name) for name in names or [None] * len(prompts)]
+        rows = [self._ids(prompt, name) for prompt, name in zip(prompts, known, strict=True)]
+        coins = rng or Generator(PCG64())
+        return self._room.generated(rows, known, (temperature, top_k, top_p, coins), room=self.max_new_tokens)
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+        rng: Generator | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> list[str]:
+        """Returns one completion per PUBLIC prompt, all of them one batch: until EOS, `max_tokens` or a stop string.
+
+        Args:
+          prompts: texts.
+          max_tokens: most tokens of a completion.
+          stop: strings that end a completion, wherever they lie between tokens.
+          temperature: 0 takes the likeliest token.
+          rng: coins of the sampling.
+          names: the soft prompt of each row; None: the default.
+        """
+        check_int("max_tokens", max_tokens, low=1)
+        words = [word for word in stop if word]
+        texts = [""] * len(prompts)
+        written: list[list[int]] = [[] for _ in prompts]
+        open_rows = set(range(len(prompts)))
+        steps = self.generate(prompts, temperature=temperature, rng=rng, names=names)
+        for _, (tokens, _) in zip(range(max_tokens if prompts else 0), steps, strict=False):
+            for row in sorted(open_rows):
+                token = int(tokens[row])
+                written[row] += [] if token == self.eos else [token]
+                whole = self.decode(written[row])
+                texts[row] = cut(whole, words)
+                if token == self.eos or texts[row] != whole:
+                    open_rows.discard(row)
+            if not open_rows:
+                break
+        asked = zip(texts, prompts, names or [None] * len(prompts), strict=True)
+        return [text.removeprefix(" ") if self.ends_in_space(prompt, name) else text for text, prompt, name in asked]
+
+    def __repr__(self) -> str:
+        return f"SoftPromptBackend({self._base.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"
+
+    def _known(self, name: str | None) -> str:
+        found = self.default if name is None else name
+        if found is None or found not in self.prompts:
+            raise fail("names", f"one of {sorted(self.prompts)}", name, "Or give the engine a default.")
+        return found
+
+    def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
+        """Returns what a row reads behind its soft prompt."""
+        used = self.prompts[name].num_virtual_tokens
+        cap = None if self._room.limit is None else max(self._room.limit - used - self.max_new_tokens, 1)
+        return self._room.ids(prompt, name if self.fills_template else None, cap=cap)
+
+
+class _Room:
+    """What runs the model; imports torch."""
+
+    def __init__(self, base: HuggingFaceBackend, prompts: Mapping[str, SoftPrompt]) -> None:
+        from langchain_dpicl.backends.hf.prompts import Prompts
+        from langchain_dpicl.backends.hf.tokens import TokenizerMaps
+        from langchain_dpicl.backends.tuning.reading import TaskReader
+        from langchain_dpicl.backends.tuning.serving import Shelf, parts_of
+
+        self._engine, tokenizer = parts_of(base)
+        self._readers = {name: TaskReader(tokenizer, prompt.task) for name, prompt in prompts.items()}
+        self._plain = Prompts(TokenizerMaps(tokenizer, chat=False), eos=self._engine.vocabulary.eos)
+        self._shelf = Shelf(self._engine)
+        for name, prompt in prompts.items():
+            heads = prompt.peft_config.get("num_attention_heads")
+            self._shelf.put(name, prompt.method, prompt.arrays[ARRAY], heads=heads if isinstance(heads, int) else 0)
+        self._counts = {name: prompt.num_virtual_tokens for name, prompt in prompts.items()}
+        limits = [self._engine.limit, self._engine.body.facts.window]
+        self.limit = min([limit for limit in limits if limit is not None], default=None)
+        self._check_room()
+
+    def _check_room(self) -> None:
+        for name, count in self._counts.items():
+            if self.limit is not None and count + 2 > self.limit:
+                raise fail(f"prompt {name!r}", f"fewer virtual tokens than the model's context, {self.limit}", count)
+
+    def ids(self, prompt: str | Sequence[int], name: str | None, *, cap: int | None) -> list[int]:
+        """Returns the ids of a text, put into the template of the named prompt's task if there is one."""
+        from langchain_dpicl.backends.hf.prompts import cut_middle
+
+        if not isinstance(prompt, str):
+            ids = list(prompt)
+        elif name is not None:
+            ids = self._readers[name].input(prompt).ids
+        else:
+            begun = self._plain.begun("", cap=cap or 1 << 30)
+            [row] = self._plain.rows([prompt], shared="", begun=begun, cap=cap or 1 << 30)
+            ids = row or []
+        ids = ids or [self._engine.vocabulary.eos]
+        return ids if cap is None else cut_middle(ids, cap)
+
+    def generated(
+        self, rows: list[list[int]], names: list[str], taste: tuple[Any, ...], *, room: int
+    ) -> Iterator[tuple[Ints, Rows]]:
+        """Is `generate`, on ids."""
+        from langchain_dpicl.backends.hf import completion, sampling
+        from langchain_dpicl.backends.hf.batches import Shape
+        from langchain_dpicl.backends.tuning.serving import PromptedBatch
+
+        drawn = sampling.Taste(*taste)
+        if not rows:
+            return completion.generated(self._engine, [], drawn, room=room)
+        used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))
+        left = 1 << 30 if self.limit is None else self.limit - used
+        shape = Shape(len(rows), max(map(len, rows)), min(room, left), is_fast=True)
+        batch = PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
+        return completion.grown(self._engine, batch, rows, drawn, left=left)
+
+
+def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:
+    """Returns prompts by name; a single one is called "default".
+
+    Raises:
+      ConfigurationError: none, or something else.
+    """
+    found = {"default": prompts} if isinstance(prompts, SoftPrompt) else prompts
+    is_named = isinstance(found, Mapping) and all(
+        isinstance(name, str) and name and isinstance(prompt, SoftPrompt) for name, prompt in found.items()
+    )
+    if not is_named or not found:
+        raise fail("prompts", "a SoftPrompt, or several by name", type(prompts).__name__)
+    return MappingProxyType(dict(found))
+
+
+def default_name(prompts: Mapping[str, SoftPrompt], asked: str | None) -> str | None:
+    """Returns the name of the prompt that is used where none is named."""
+    if asked is not None and asked not in prompts:
+        raise fail("default", f"one of {sorted(prompts)}", asked)
+    return next(iter(prompts)) if asked is None and len(prompts) == 1 else asked
+
+
+def _based_on(model: Any, tokenizer: Any) -> HuggingFaceBackend:
+    if isinstance(model, HuggingFaceBackend):
+        if tokenizer is not None:
+            raise fail("tokenizer", "None with an engine, which has its own", type(tokenizer).__name__)
+        return model
+    return HuggingFaceBackend(model, tokenizer, chat=False, max_prompt_tokens=_LEAST, max_new_tokens=1)
+
+
+def _check_prompt(name: str, prompt: SoftPrompt, base: HuggingFaceBackend) -> None:
+    if prompt.task.kind != "causal_lm":
+        advice = "SoftPromptClassifier serves it."
+        raise fail(f"prompt {name!r}", 'a task of kind "causal_lm"', prompt.task.kind, advice)
+    check_tokenizer(name, prompt, base.tokenizer_fingerprint)
+
+
+def check_tokenizer(name: str, prompt: SoftPrompt, fingerprint: str) -> None:
+    """Refuses a prompt that was trained with another tokenizer."""
+    if prompt.base["tokenizer"] != fingerprint:
+        raise ConfigurationError(
+            f"prompt {name!r}: expected the tokenizer that it was trained with (that of {prompt.base['name']!r}, "
+            f"fingerprint {prompt.base['tokenizer']}), found {fingerprint}; pass that model and tokenizer."
+        )

@@ -1,0 +1,318 @@
+"""PromptDPSGD: trains soft prompts and prefixes of local models under differential privacy (Duan et al. 2023).
+
+Plans and declares; the run itself is `training_run`. Knows fields, tasks and plans; records, gradients, sums and noise
+are the curator's. Needs the extra `hf`, which is imported when a model is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl._optimizers import Optimizer, OptimizerName, Schedule
+from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
+from langchain_dpicl._training_options import ExampleFields, Validation
+from langchain_dpicl._tuning_models import engine_of
+from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.privacy._validate import Adjacency, fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.run_events import RunEvents, tells_refusals
+from langchain_dpicl.soft_prompt import Method, SoftPrompt
+from langchain_dpicl.training_planning import STEP_TEMPLATE, TrainingPlan, plan_training
+from langchain_dpicl.training_run import TrainingRun
+
+
+class PromptDPSGD:
+    r"""Trains the numbers of a prompt on private examples; the model stays frozen, to the byte.
+
+    Formal guarantees:
+      - A step is the noisy sum of the gradients of a fresh secret Poisson sample, each unit's examples combined first
+        and clipped once to `l2_clip_norm`; all steps together are (epsilon, delta)-DP for one unit.
+      - The noise is that of `privacy.randomness`: no seed of torch or numpy has a part in it.
+      - The prompt is divided by public numbers only, and lies on a public grid.
+
+    The paper (RoBERTa-base, batch 1,024): learning rates 5e-3 to 5e-2, clips of .01 to 4 (mostly .05 to .2), 10 to 100
+    epochs, 1 to 50 virtual tokens, epsilon 3 and 8.
+
+    Args:
+      model: a local model, the path of one, or a ready `PromptEngine` (then nothing else is given). It SEES the
+        private texts, on this machine.
+      tokenizer: its tokenizer, or the path of one; by default that of the model's path.
+      method: "soft_prompt" (embeddings in front of the text) or "prefix" (keys and values at every layer).
+      num_virtual_tokens: positions that the prompt takes.
+      task: how texts are put to the model, and what the answers are; or give the next seven.
+      template: see `PromptTask`; by default `{text}\nLabel:` of a causal model, `{text} {mask}` of a masked one.
+      labels: the answers; of a classification head, in the order of its outputs. Without labels a causal model learns
+        to write texts.
+      verbalizers: label to the one token that stands for it; by default the label behind a space.
+      max_input_tokens: length that every input is padded or cut to.
+      max_target_tokens: most tokens of a text that is learnt to be written.
+      reparameterize: width of the network that the prompt is made with while it is trained (P-tuning v2); None: none.
+      init_text: public text that the prompt starts from; None: at random.
+      micro_batch: examples that are worked on at once; moves no result.
+      device: where the model is put; None: where it is.
+      dtype: weights of a model that is read from a path.
+
+    Raises:
+      ConfigurationError: a public fault, or the extra `hf` is not installed.
+
+    Source: Duan et al. (2023), Flocks of Stochastic Parrots, Algorithm 1; docs/soft-prompts.md.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        method: Method = "soft_prompt",
+        num_virtual_tokens: int = 10,
+        task: PromptTask | None = None,
+        template: str | None = None,
+        labels: Sequence[str] | None = None,
+        verbalizers: Mapping[str, str] | None = None,
+        max_input_tokens: int = 128,
+        max_target_tokens: int = 64,
+        reparameterize: int | None = None,
+        init_text: str | None = None,
+        micro_batch: int = 16,
+        device: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        self.init_text = init_text
+        self.engine: Any = engine_of(
+            model,
+            tokenizer,
+            method=method,
+            num_virtual_tokens=num_virtual_tokens,
+            task=task,
+            template=template,
+            labels=labels,
+            verbalizers=verbalizers,
+            max_input_tokens=max_input_tokens,
+            max_target_tokens=max_target_tokens,
+            reparameterize=reparameterize,
+            micro_batch=micro_batch,
+            device=device,
+            dtype=dtype,
+        )
+
+    @property
+    def task(self) -> PromptTask:
+        """How texts are put to the model, and what the answers are."""
+        task: PromptTask = self.engine.task
+        return task
+
+    def plan(
+        self,
+        private: PrivateExamples | int,
+        *,
+        epsilon: float | None = None,
+        delta: float,
+        expected_batch_size: int,
+        steps: int | None = None,
+        epochs: float | None = None,
+        l2_clip_norm: float = 0.1,
+        noise_multiplier: float | None = None,
+        adjacency: Adjacency = "add_remove",
+    ) -> TrainingPlan:
+        """Returns what a run would charge and how loud its noise would be; spends and binds nothing.
+
+        Args:
+          private: the examples, or their declared number of units.
+          epsilon: this and what follows are as for `prepare`.
+          delta: the share's delta.
+          expected_batch_size: expected units of one step.
+          steps: training steps, or give `epochs`.
+          epochs: how often a unit is expected to be in a sample.
+          l2_clip_norm: the length that no unit's gradient exceeds.
+          noise_multiplier: noise over the sensitivity, instead of calibrating.
+          adjacency: the budget's.
+
+        Raises:
+          ConfigurationError: a public parameter is out of range.
+        """
+        size, partition = (
+            (private.public_size_of(None), private.dataset_id)
+            if isinstance(private, PrivateExamples)
+            else (private, "private-examples")
+        )
+        return plan_training(
+            size,
+            epsilon=epsilon,
+            delta=delta,
+            expected_batch_size=expected_batch_size,
+            l2_clip_norm=l2_clip_norm,
+            width=self.engine.width,
+            steps=steps,
+            epochs=epochs,
+            adjacency=adjacency,
+            noise_multiplier=noise_multiplier,
+            partition=partition,
+        )
+
+    @tells_refusals("PromptDPSGD")
+    def prepare(
+        self,
+        private: PrivateExamples,
+        *,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        expected_batch_size: int,
+        steps: int | None = None,
+        epochs: float | None = None,
+        l2_clip_norm: float = 0.1,
+        noise_multiplier: float | None = None,
+        learning_rate: float = 0.01,
+        optimizer: OptimizerName = "adam",
+        schedule: Schedule = "constant",
+        text_key: str | None = None,
+        target_key: str | None = None,
+        pair_key: str | None = None,
+        validation: Iterable[Mapping[str, str]] | None = None,
+        validate_every: int | None = None,
+        component: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> TrainingRun:
+        """Plans the noise, declares the share and returns a run that has not spent anything yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this run's share of the budget (its noise is calibrated to it). Where the noise is given, the whole
+            share is charged all the same; without it, what the plan costs at `delta`.
+          delta: the share's delta; by default in proportion to epsilon.
+          expected_batch_size: expected units of one step (the paper: 1,024); each is drawn by a coin of its own, so the
+            number that is drawn is secret.
+          steps: training steps, or give `epochs`.
+          epochs: how often a unit is expected to be in a sample (the paper: 10 to 100).
+          l2_clip_norm: the length that no unit's gradient exceeds (the paper: .01 to 4, mostly .05 to .2).
+          noise_multiplier: noise over the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          learning_rate: size of a step (the paper: 5e-3 to 5e-2).
+          optimizer: "adam" or "sgd".
+          schedule: "constant", or "linear" down towards 0.
+          text_key: field of the input; by default the examples' text.
+          target_key: field of the answer; by default the examples' label.
+          pair_key: field of the second input, if there is one.
+          validation: PUBLIC records with the same fields, whose loss is shown on the way. It is the only loss that is.
+          validate_every: steps between two looks at them; by default about twenty looks in all.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          checkpoint: file that holds the released weights of each step before its ticket is committed. If it exists,
+            the run goes on from it: on the same ledger, plan and model only, with the tickets that went back. (A
+            process that is killed gives none back.)
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md says what differs, and why.
+        """
+        spender = resolve_budget(budget, config)
+        if not isinstance(private, PrivateExamples):
+            advice = "Without privacy, and loudly so: soft_prompt_without_privacy."
+            raise fail("private", "PrivateExamples", type(private).__name__, advice)
+        fields = ExampleFields.of(private, self.task, text_key=text_key, target_key=target_key, pair_key=pair_key)
+        plan = self.plan(
+            private,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            expected_batch_size=expected_batch_size,
+            steps=steps,
+            epochs=epochs,
+            l2_clip_norm=l2_clip_norm,
+            noise_multiplier=noise_multiplier,
+            adjacency=spender.adjacency,
+        )
+        rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
+        public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
+        path = checked_path(checkpoint)
+        kept = _kept_at(path, self.engine, rule)
+        terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
+        name = _name(spender, component, kept)
+        if kept is not None:
+            kept.check_is_of(component=name, public=public, **terms)
+        looks = Validation.of(fields, validation, every=validate_every, steps=plan.steps)
+        state = rule.start(self.engine.initial(self.init_text)) if kept is None else kept.state
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
+        _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
+        return TrainingRun(
+            private,
+            share,
+            plan=plan,
+            engine=self.engine,
+            optimizer=rule,
+            state=state,
+            fields=fields,
+            validation=looks,
+            budget=spender,
+            public=public,
+            checkpoint=path,
+            is_resumed=kept is not None,
+        )
+
+    async def aprepare(self, private: PrivateExamples, **options: Any) -> TrainingRun:
+        """Is `prepare`, awaitable: it works in a thread, and tells of refusals on the caller's loop."""
+        prepare: Callable[..., TrainingRun] = inspect.unwrap(PromptDPSGD.prepare)
+        async with RunEvents("PromptDPSGD", budget=options.get("budget"), config=options.get("config")):
+            return await asyncio.to_thread(prepare, self, private, **options)
+
+    def train(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
+        """Prepares a run and runs it; options as for `prepare`, errors as there and as for `TrainingRun.run`."""
+        return self.prepare(private, **options).run(progress=progress)
+
+    async def atrain(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
+        """Is `train`, awaitable."""
+        return await (await self.aprepare(private, **options)).arun(progress=progress)
+
+    def _public(self) -> dict[str, Any]:
+        """Returns what is trained, as JSON values."""
+        engine = self.engine
+        return {
+            "model": engine.name,
+            "weights": engine.weights_digest(),
+            "tokenizer": engine.tokenizer_fingerprint,
+            "method": engine.method,
+            "num_virtual_tokens": engine.num_virtual_tokens,
+            "init_text": self.init_text,
+            "task": engine.task.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        engine = self.engine
+        return f"PromptDPSGD({engine.name!r}, method={engine.method!r}, num_virtual_tokens={engine.num_virtual_tokens})"
+
+
+def _kept_at(path: Path | None, engine: Any, rule: Optimizer) -> Checkpoint | None:
+    """Returns what the file of a checkpoint holds, if there is one."""
+    if path is None or not path.exists():
+        return None
+    return Checkpoint.load(path, width=engine.width, num_moments=rule.num_moments)
+
+
+def _name(budget: Budget, component: str | None, kept: Checkpoint | None) -> str:
+    """Returns the component's name: what is given, or the checkpoint's, or a fresh one."""
+    if component is not None:
+        return component
+    return budget.fresh_name("soft-prompt") if kept is None else kept.component
+
+
+def _check_paid(step: int, *, used: int) -> None:
+    """Refuses weights of a checkpoint that the share has not paid for.
+
+    Raises:
+      ConfigurationError: they have had more steps than tickets of the share were used for.
+    """
+    if step > used:
+        expected = f"at most the {used} steps that this component has paid for on this ledger"
+        raise fail("checkpoint", expected, step, "Give the component that paid, or take another file.")
