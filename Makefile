@@ -10,6 +10,7 @@ VOTING_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.js
 PATE_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp_questions.jsonl.gz
 # What bench-soft-prompts reads; its base model is trained on the public text of CORPUS and of SOFT_PUBLIC.
+SOFT_PUBLIC ?= ../shared/data
 SOFT_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 # What bench-mechanisms reads.
 MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
@@ -75,6 +76,9 @@ bench-mechanisms: .venv/.ready  ## mechanisms of generation at equal epsilon on 
 
 bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per token, invink, plain generate, memory (or ARGS=--full, ARGS="--device cuda")
 	.venv-bench/bin/python benchmarks/bench_local.py --data $(DATA) $(ARGS)
+
+bench-soft-prompts: .venv-bench/.ready  ## soft prompts and prefixes under DP-SGD: accuracy by epsilon, speed and memory beside peft and Opacus (or ARGS="--parts speed")
+	.venv-bench/bin/python benchmarks/bench_soft_prompts.py --data $(if $(filter file,$(origin DATA)),$(SOFT_DATA),$(DATA)) --corpus $(CORPUS) --public $(SOFT_PUBLIC) $(ARGS)
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data

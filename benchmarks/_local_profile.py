@@ -12,6 +12,7 @@ from typing import Any
 from _local_runs import Place, Ready
 
 from langchain_dpicl.backends.hf import batches, sessions
+from langchain_dpicl.backends.hf.heads import Head
 from langchain_dpicl.backends.hf.vocabulary import Reader
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -19,7 +20,7 @@ from langchain_dpicl.writing import Script
 
 MODEL, REST = "model", "all other Python"
 PARTS = {
-    MODEL: "the model's forward passes",
+    MODEL: "the model's forward passes and its output layer",
     "engine": "batches, masks, cache, sessions around them",
     "reading": "candidates' logits, out of the model and off the device",
     "aggregation": "clip and sum of the rows",
@@ -88,7 +89,10 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("reading", sessions, "taken"),
     ("reading", sessions, "probabilities"),
     ("reading", Reader, "settle"),
+    ("reading", Reader, "settle_some"),
     (MODEL, batches.Body, "forward"),
+    (MODEL, Head, "logits"),
+    (MODEL, Head, "some"),
     ("aggregation", ReleasePlan, "bound"),
     ("noise", GumbelMechanism, "release"),
     ("candidates", Script, "_narrowed"),

@@ -6,6 +6,7 @@ show them. Knows no private record, no row and no budget.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,8 @@ class PublicModel:
 
     def _ask_engine(self, engine: TextBackend, prompts: list[str]) -> Ask:
         options: dict[str, Any] = {"max_tokens": self._max_tokens, "stop": self._stop}
+        if "public" in inspect.signature(engine.complete).parameters:  # engines that then need no public shape
+            options["public"] = True
 
         def ask() -> tuple[str, ...]:
             texts = self._read(engine.complete(prompts, **options))

@@ -82,11 +82,13 @@ class ExampleFields:
             ]
         )
 
-    def examples_in(self, name: str, records: Any) -> tuple[TrainingExample, ...]:
+    def examples_in(self, name: str, records: Any, *, labels: Sequence[str] = ()) -> tuple[TrainingExample, ...]:
         """Returns the examples of records that no ledger protects; a message names place and field, no content.
 
+        With `labels` every answer is one of them: another has no loss, and would be left out without a word.
+
         Raises:
-          ConfigurationError: they are `PrivateExamples`, no mappings, or lack a field.
+          ConfigurationError: they are `PrivateExamples`, no mappings, lack a field, or have an unknown label.
         """
         if isinstance(records, PrivateExamples):
             advice = "Private examples are trained on with PromptDPSGD.train, under a budget."
@@ -99,6 +101,11 @@ class ExampleFields:
             is_whole = isinstance(record, Mapping) and all(isinstance(record.get(key), str) for key in wanted)
             if not is_whole:
                 raise ConfigurationError(f"{name}[{place}]: expected a mapping with text under {wanted}.")
+            if labels and record[self.target] not in labels:
+                raise ConfigurationError(
+                    f"{name}[{place}]: expected one of {list(labels)} under {self.target!r}, found another label. "
+                    "Correct or leave out the record."
+                )
         if not found:
             raise fail(name, "at least one record", [])
         return self.examples_of(found)
@@ -121,18 +128,20 @@ class Validation:
     every: int
 
     @classmethod
-    def of(cls, fields: ExampleFields, records: Any, *, every: Any, steps: int) -> Validation | None:
+    def of(
+        cls, fields: ExampleFields, records: Any, *, labels: Sequence[str] = (), every: Any, steps: int
+    ) -> Validation | None:
         """Reads public records.
 
         Raises:
-          ConfigurationError: records that are private or cannot be read, or an interval below 1.
+          ConfigurationError: records that are private, cannot be read or have an unknown label, or an interval below 1.
         """
         if records is None:
             if every is not None:
                 raise fail("validate_every", "None without validation=", every)
             return None
         apart = max(1, math.ceil(steps / _DEFAULT_ROUNDS)) if every is None else every
-        return cls(fields.examples_in("validation", records), check_int("validate_every", apart, low=1))
+        return cls(fields.examples_in("validation", records, labels=labels), check_int("validate_every", apart, low=1))
 
     def is_due(self, step: int, *, left: int) -> bool:
         """Returns whether the step just made is looked at."""

@@ -112,6 +112,11 @@ def task_of(
     Raises:
       ConfigurationError: they do not go together.
     """
+    if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | None):
+        raise fail("labels", "a list of texts", type(labels).__name__, 'Give labels=["...", "..."].')
+    if not isinstance(verbalizers, Mapping | None):
+        advice = 'Give verbalizers={"label": " word", ...}.'
+        raise fail("verbalizers", "a dict from label to word", type(verbalizers).__name__, advice)
     known = tuple(labels if labels is not None else verbalizers or ())
     words = {label: f" {label}" for label in known} if verbalizers is None else dict(verbalizers)
     if set(words) != set(known):

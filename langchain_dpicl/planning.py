@@ -6,6 +6,7 @@ Knows public numbers only: declared sizes, caps and prices. Never sees a record 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -243,7 +244,7 @@ def plan_generation(
     noise_multiplier: float | None = None,
     mechanism: str | TokenRule = "gumbel",
     design: RowDesign | None = None,
-    redraw_every: int = 1,
+    redraw_every: int | None = None,
     shots_per_label: int = 1,
     segments: Iterable[Segment] = (Segment("text", 60),),
     candidates: int = 101,
@@ -259,7 +260,7 @@ def plan_generation(
       noise_multiplier: given noise; None calibrates.
       mechanism: one of `TOKEN_MECHANISMS`, or a `TokenRule` with its parameters.
       design: shape of rows; by default `RowDesign.choose()`.
-      redraw_every: tokens per secret sample.
+      redraw_every: tokens per secret sample; None: 1, or where one deal serves a whole run, all of a demonstration's.
       shots_per_label: demonstrations per label.
       segments: generated fields and their caps.
       candidates: width of the public domain per token.
@@ -274,15 +275,8 @@ def plan_generation(
     check_int("shots_per_label", shots_per_label, low=1)
     check_int("candidates", candidates, low=2)
     pieces = tuple(segments)
-    check_int("redraw_every", redraw_every, low=1, high=max(piece.max_tokens for piece in pieces))
     shape = design or RowDesign.choose()
-    if shape.sampling == "disjoint":
-        redraw_every = max(piece.max_tokens for piece in pieces)
-    else:
-        redrawn(shape)
-    if rule.free_tokens is not None and redraw_every < max(piece.max_tokens for piece in pieces):
-        advice = "Free tokens need a sample that lasts."
-        raise fail("redraw_every", f"max_tokens={max(p.max_tokens for p in pieces)}", redraw_every, advice)
+    redraw_every = _redraw_period(redraw_every, shape, rule, longest=max(piece.max_tokens for piece in pieces))
     if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
     if rule.fixes_noise and noise_multiplier is not None:
@@ -317,7 +311,43 @@ def plan_generation(
     if noise_multiplier is None and not rule.fixes_noise:
         draft = _calibrated(draft, check_epsilon(epsilon))
     bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
-    return dataclasses.replace(draft, epsilon=bound)
+    return dataclasses.replace(draft, epsilon=finite_epsilon(bound, noise_multiplier=draft.noise_multiplier))
+
+
+def _redraw_period(given: int | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
+    """Returns how many tokens are written on one sample.
+
+    Raises:
+      ConfigurationError: a number that the shape of rows or the rule has no use for.
+    """
+    if given is not None:
+        check_int("redraw_every", given, low=1, high=longest)
+    if shape.sampling == "disjoint":
+        if given not in {None, longest}:
+            advice = "A demonstration reads its own batch of the deal from its first token to its last."
+            raise fail("redraw_every", f"None (or max_tokens={longest}) with sampling='disjoint'", given, advice)
+        return longest
+    redrawn(shape)
+    period = given or 1
+    if rule.free_tokens is not None and period < longest:
+        raise fail("redraw_every", f"max_tokens={longest}", period, "Free tokens need a sample that lasts.")
+    return period
+
+
+def finite_epsilon(bound: float, *, noise_multiplier: float) -> float:
+    """Returns the epsilon of a plan.
+
+    Args:
+      bound: what accounting says.
+      noise_multiplier: the plan's, for the message.
+
+    Raises:
+      ConfigurationError: it is beyond floats.
+    """
+    if math.isfinite(bound):
+        return bound
+    advice = "Raise it; where clip and temperature decide it, raise temperature or lower clip."
+    raise fail("noise_multiplier", "noise that bounds the privacy loss by a finite epsilon", noise_multiplier, advice)
 
 
 def _pricing_delta(plan: GenerationPlan) -> float:

@@ -236,7 +236,7 @@ def compare(
     delta: float,
     adjacency: Adjacency = "add_remove",
     base: RowDesign | None = None,
-    redraw_every: int = 1,
+    redraw_every: int | None = None,
     shots_per_label: int = 1,
     max_tokens: int = 60,
     candidates: int = 101,
@@ -259,7 +259,7 @@ def compare(
       delta: its delta.
       adjacency: neighbouring relation.
       base: starting shape; its records per token (`num_slots * shots_per_slot`) are kept.
-      redraw_every: starting redraw period.
+      redraw_every: starting redraw period; None: 1, or `max_tokens` for disjoint batches.
       shots_per_label: demonstrations per label.
       max_tokens: tokens per demonstration.
       candidates: width of the public domain.
@@ -275,6 +275,7 @@ def compare(
     """
     check_real("agreement", agreement, low=0.0, high=1.0)
     start = base or RowDesign.choose()
+    redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
     search = _Search(public_sizes, terms, _rules(rule, full_vocabulary), agreement, public_agreement, record_tokens)

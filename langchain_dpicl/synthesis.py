@@ -90,7 +90,7 @@ class DemonstrationSynthesizer:
         shots_per_slot: int | None = None,
         sampling: str = "poisson",
         overfill: float | None = None,
-        redraw_every: int = 1,
+        redraw_every: int | None = None,
         public_top_k: int | None = 100,
         stop: Sequence[str] | None = None,
         temperature: float | None = None,
@@ -136,7 +136,8 @@ class DemonstrationSynthesizer:
           sampling: "poisson", "disjoint" (one secret deal per label: each demonstration reads a batch of its own, for
             the whole of it), or "fixed" (balanced partition; `replace_one` without labels only).
           overfill: expected units per shot of a slot.
-          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration.
+          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, which is all that
+            "disjoint" has. None: 1 otherwise.
           public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
             shows how many); None: the whole vocabulary.
           stop: strings that end a field; by default a line break, or nothing where a grammar says what a text is.

@@ -13,6 +13,7 @@ import numpy as np
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerName, Schedule
 from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
+from langchain_dpicl.backends.gradients import AskGradients
 from langchain_dpicl.privacy._validate import check_int, check_positive, fail
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.soft_prompt import SoftPrompt
@@ -59,7 +60,7 @@ def soft_prompt_without_privacy(
       ModelCallError: the model failed.
     """
     fields = ExampleFields(text_key, target_key, pair_key)
-    examples = fields.examples_in("records", records)
+    examples = fields.examples_in("records", records, labels=trainer.task.labels)
     check_int("batch_size", batch_size, low=1)
     per_epoch = -(-len(examples) // batch_size)
     if (steps is None) == (epochs is None):
@@ -84,13 +85,22 @@ def soft_prompt_without_privacy(
 
 def mean_gradient(engine: GradientBackend, weights: Floats, examples: Sequence[TrainingExample]) -> Floats:
     """Returns float64[width]: the mean gradient of examples that nothing protects."""
-    total = np.zeros(engine.width)
+    total = _Total(engine.width)
+    asked: _Total = AskGradients(engine, weights, [(example,) for example in examples], total).run().take()
+    return asked.value / len(examples)
 
-    def add(rows: RealRows) -> None:
-        np.add(total, np.asarray(rows, dtype=np.float64).sum(axis=0), out=total)
 
-    engine.gradients(weights, [(example,) for example in examples], add=add)
-    return total / len(examples)
+class _Total:
+    """Adds rows as they are: nothing is clipped."""
+
+    def __init__(self, width: int) -> None:
+        self.value: Floats = np.zeros(width)
+
+    def add(self, rows: RealRows) -> None:
+        self.value += np.asarray(rows, dtype=np.float64).sum(axis=0)
+
+    def clear(self) -> None:
+        self.value[:] = 0.0
 
 
 def _batches(examples: Sequence[TrainingExample], size: int, count: int) -> Iterator[list[TrainingExample]]:

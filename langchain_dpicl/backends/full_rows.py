@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.base import FullBackend, FullSession, Rows, Token
 from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
 from langchain_dpicl.backends.walk import public_failure
-from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -181,6 +181,11 @@ def _answer(found: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float6
         raise public_failure("a panic")
     if isinstance(found, DPICLError):
         raise found
+    if not bool((found < np.inf).all() and np.isfinite(found).any()):  # a NaN is below nothing
+        raise ModelCallError(
+            "the model gave no numbers for the public prompt: expected logits, -inf for tokens that cannot follow, "
+            "found NaN, +inf, or -inf alone; check the model on the public prompt, or load it in another dtype"
+        )
     return found
 
 

@@ -28,7 +28,7 @@ from langchain_dpicl.backends.hf.prompts import cut_middle
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends.hf.engine import Engine, Kind
+    from langchain_dpicl.backends.hf.engine import Engine
     from langchain_dpicl.backends.hf.prompts import Prompts
     from langchain_dpicl.backends.hf.public import PublicAnswers
     from langchain_dpicl.backends.hf.sessions import LocalSession
@@ -253,9 +253,9 @@ class HuggingFaceBackend:
             return error.with_traceback(None)
         texts = [*prompts] if public is None else [public, *prompts]
         rows = self._prompts.rows(texts, shared=shared, begun=begun, cap=self.max_prompt_tokens)
-        kind: Kind = "units" if num_rows is None else "slots"
         own = [row and row[len(shape.shared) :] for row in rows]
-        return LocalSession(self._engine, PrivateRows(own, kind, shape, public is not None), ids)
+        private = PrivateRows(own, "units" if num_rows is None else "slots", shape, public is not None)
+        return LocalSession(self._engine, private, ids)
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only."""

@@ -29,9 +29,10 @@ MAX_GRADIENT_WIDTH = 2**24
 MAX_ROWS = 2**30
 """Most rows of one sum: that many coordinates of 32 binary digits add exactly in 64-bit integers."""
 _ACROSS, _AT_ONCE = 2**13, 2**16
-# Columns, and numbers, that are worked on at once: what is copied of a batch stays small, and in a processor's cache.
+# Columns, and numbers, that are worked on at once: they stay in a processor's cache.
 _COPIED, _MANY, _MOST_THREADS = 2**22, 2**21, 8
-# So many numbers are copied at once; from so many on, pieces are worked on side by side. Whole numbers add up to the same, whoever is first.
+# So many numbers are copied at once; from so many on, pieces are worked on side by side. Whole numbers add up to the
+# same, whoever is first.
 _LEAST_EXPONENT = -900
 # A row below 2^-900 is zero on the grid, whatever the clip; its exponent is cut so that no power of two overflows.
 _ROUND_UP = 1.0 + 2.0**-50
@@ -157,8 +158,8 @@ class RunningSum(Closed):
       - `total()` is the sum of all rows added, each bounded by itself first, exactly; coordinates beyond 2^20 in
         magnitude, which only more than 2^20 rows make, are cut to it, which moves no two sums apart.
       - Total in the numbers, and no rows at all give zeros: see `_RowSum.bound`.
-      - A batch is copied in pieces of at most 2^22 numbers, or one row, before it is looked at, so that what is measured
-        is what is added; beside that, memory of `width` integers is needed and no more.
+      - A batch is copied in pieces of at most 2^22 numbers, or one row, before it is looked at: what is measured is
+        what is added. Beside that, memory of `width` integers is needed and no more.
 
     Args:
       aggregation: how a row is bounded.

@@ -248,8 +248,7 @@ def verify_report(report: Reported) -> VerifiedReport:
     Formal guarantees:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
         1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
-        far that goes for labels and a `LabelledPool` beside them is in `shown_labels`, for a `SoftPrompt` in
-        `shown_training`.
+        far that goes for labels, a `LabelledPool` or a `SoftPrompt` is in `shown_labels` and `shown_training`.
       - It does not mean that the report is genuine. The digest is no signature: it catches accidents, a forger can
         rewrite a whole report. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
@@ -362,8 +361,9 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
 
 
 def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
-    if data["report_format"] != REPORT_FORMAT:
-        yield f"report_format: expected {REPORT_FORMAT}, found {data['report_format']!r}"
+    for name, value in (("report_format", REPORT_FORMAT), ("package", PACKAGE)):
+        if data[name] != value:
+            yield f"{name}: expected {value!r}, found {data[name]!r}"
     if data["digest"] != _digest({key: value for key, value in data.items() if key != "digest"}):
         yield "digest: the report was changed after it was made"
     limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
@@ -377,8 +377,12 @@ def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         for name, words in _words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
             if data[name] != words:
                 yield f"{name}: not the words of this version"
-    if not isinstance(data["ledger"], Mapping) or not set(data["ledger"]) >= _LEDGER:
-        raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", data["ledger"])
+    _check_ledger(data["ledger"])
+
+
+def _check_ledger(ledger: Any) -> None:
+    if not isinstance(ledger, Mapping) or not set(ledger) >= _LEDGER:
+        raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", ledger)
 
 
 def _declaration(data: Mapping[str, Any]) -> Declaration:

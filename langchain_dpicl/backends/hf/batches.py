@@ -1,10 +1,14 @@
 """A batch of rows at one public shape: read once, then one token at a time. Knows ids only, no text and no privacy.
 
+A batch answers with states: what `heads.Head` makes logits of, which are the model's own where it cannot stand apart.
+
 Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never depends
 on what is in it. Two layouts:
 
 - `RightBatch`, fast: rows stand at the left and padding behind them, which causal attention never looks back at. No
-  mask is built but one row of numbers that grows by a zero per token; a beginning that all rows share is read once.
+  mask is built but one row of numbers that grows by a zero per token; a beginning that all rows share is read once. The
+  model reads no further than to the last keys and values, and on a processor some rows at a time: what it computes in
+  between is then small enough to be kept near and its memory used again.
 - `LeftBatch`, for models that need their tokens side by side (narrow sliding windows, recurrent layers) or make their
   own masks. Its first column is always padding: without any, models take a short cut that others' lengths would decide.
 """
@@ -20,9 +24,12 @@ import numpy as np
 import torch
 
 from langchain_dpicl.backends.hf import cache as caches
+from langchain_dpicl.backends.hf.heads import Head, is_wrapped
 from langchain_dpicl.backends.hf.loading import Facts
 
 _KEEPS = ("logits_to_keep", "num_logits_to_keep")
+_AT_ONCE = 2560
+"""Tokens that a processor reads at once, as far as whole rows go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Shape:
 
 
 class Batch(Protocol):
-    """Rows that grow; all answers are raw logits float[rows, width] or, for `many`, float[rows, k, width]."""
+    """Rows that grow; all answers are states float[rows, size] or, for `many`, float[rows, k, size]."""
 
     def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Reads the rows."""
@@ -73,10 +80,17 @@ class Body:
       model: a causal model of the transformers package.
       facts: what is public about it.
       filler: the id of an ordinary token that pads rows.
+
+    Attributes:
+      head: the output layer.
+      stops: whether a model that only fills a cache may be stopped when that is done.
     """
 
     def __init__(self, model: Any, facts: Facts, *, filler: int) -> None:
         self.model = model
+        self.head = Head(model)
+        # Whoever changed how a module is called may have work to do after it.
+        self.stops = not any(is_wrapped(module) for module in model.modules())
         self.facts = facts
         self.filler = filler
         self.config = model.config.get_text_config(decoder=True)
@@ -95,21 +109,38 @@ class Body:
         return float(torch.finfo(self.model.dtype).min)
 
     def forward(self, ids: torch.Tensor, cache: Any, *, keep: int = 1, **inputs: torch.Tensor | None) -> torch.Tensor:
-        """Returns the raw logits float[rows, keep, width] of the last `keep` positions."""
+        """Returns the states float[rows, keep, size] of the last `keep` positions."""
         if self.model.training:
             self.model.eval()
-        given = {name: value for name, value in inputs.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
         if self._keep:
             given[self._keep] = keep
-        answer = self.model(input_ids=ids, past_key_values=cache, use_cache=True, return_dict=True, **given)
-        logits: torch.Tensor = answer.logits
-        return logits[:, -keep:]
+        given |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+        return self.head.states(keep, **given)
+
+    def fill(
+        self,
+        ids: torch.Tensor,
+        layers: Sequence[caches.RoomyLayer],
+        *,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> None:
+        """Writes the keys and values of int64[rows, length], whose attention mask and positions are the same."""
+        size, length = ids.shape
+        cache = caches.cache_of(layers)
+        start = layers[0].get_seq_length()
+        for rows in _parts(size, length) if ids.device.type == "cpu" else [slice(0, size)]:
+            with caches.reading(layers, rows, size, stops=self.stops):
+                self.forward(ids[rows], cache, attention_mask=attention_mask, position_ids=position_ids)
+        for layer in layers:
+            layer.rewind(start + length)
 
     def begun(self, shared: tuple[int, ...]) -> list[caches.Pair]:
         """Returns the keys and values of a PUBLIC beginning, for one row; the last two are kept."""
         if shared not in self._begun:
             layers = caches.roomy_layers(self.config, len(shared))
-            self.forward(torch.tensor([shared], device=self.device), caches.cache_of(layers))
+            self.fill(torch.tensor([shared], device=self.device), layers)
             while len(self._begun) > 1:
                 del self._begun[next(iter(self._begun))]
             self._begun[shared] = [layer.written() for layer in layers]
@@ -145,7 +176,7 @@ class RightBatch:
             body = torch.from_numpy(ids[:, :-1]).to(device)
             places = torch.arange(begun, begun + width - 1, device=device)[None]  # the same for all rows
             mask = self._after_shared(width - 1) if begun else None
-            self._body.forward(body, self._cache, attention_mask=mask, position_ids=places)
+            self._body.fill(body, self._layers, attention_mask=mask, position_ids=places)
             hidden = torch.arange(width - 1, device=device)[None] >= ends
             self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(hidden, self._body.lowest)
         self._used = begun + width - 1
@@ -265,6 +296,12 @@ class LeftBatch:
     def _run(self, ids: torch.Tensor, places: torch.Tensor, keep: int) -> torch.Tensor:
         given = places if self._body.takes_positions else None
         return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=given)
+
+
+def _parts(size: int, length: int) -> list[slice]:
+    """Cuts rows into parts of one size, the last of which may take up rows of the one before: shapes decide bits."""
+    rows = -(-size // -(-size * length // _AT_ONCE))
+    return [slice(start := min(place, size - rows), start + rows) for place in range(0, size, rows)]
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:

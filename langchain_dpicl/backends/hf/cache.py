@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +28,25 @@ else:
     _Layer = DynamicLayer
 
 
+class Filled(Exception):  # noqa: N818  no error
+    """All layers are written: nobody wants what the model would compute now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a batch, read by themselves.
+
+    Attributes:
+      rows: which.
+      size: rows of the batch.
+      note: is told of a layer that has been written.
+    """
+
+    rows: slice
+    size: int
+    note: Callable[[RoomyLayer], None]
+
+
 class RoomyLayer(_Layer):
     """One layer's keys and values, in one block of memory that is as long as the session will need.
 
@@ -41,6 +62,7 @@ class RoomyLayer(_Layer):
         super().__init__()
         self._room = room
         self._begun = begun
+        self.part: Part | None = None
         self._key_store = self._value_store = torch.empty(0)
 
     def update(
@@ -48,16 +70,23 @@ class RoomyLayer(_Layer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes new positions; returns all of them."""
         del args, kwargs
+        part = self.part
         if not self.is_initialized:
-            self._begin(key_states, value_states)
+            self._begin(key_states, value_states, size=part.size if part else len(key_states))
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         if end > self._key_store.shape[-2]:
             self._grow(end)
-        self._key_store[:, :, start:end] = key_states
-        self._value_store[:, :, start:end] = value_states
-        self.keys, self.values = self._key_store[:, :, :end], self._value_store[:, :, :end]
-        return (self.keys, self.values) if start else (key_states, value_states)
+        rows = part.rows if part else slice(None)
+        self._key_store[rows, :, start:end] = key_states
+        self._value_store[rows, :, start:end] = value_states
+        if part:
+            part.note(self)
+        else:
+            self.rewind(end)
+        return (
+            (self._key_store[rows, :, :end], self._value_store[rows, :, :end]) if start else (key_states, value_states)
+        )
 
     def get_seq_length(self, *args: Any) -> int:
         """Returns the number of positions written."""
@@ -67,7 +96,7 @@ class RoomyLayer(_Layer):
         return 0 if self._begun is None else int(self._begun[0].shape[-2])
 
     def rewind(self, length: int) -> None:
-        """Forgets all positions from `length` on."""
+        """Forgets all positions from `length` on, or takes in those up to it that were written in parts."""
         if self.is_initialized:
             self.keys, self.values = self._key_store[:, :, :length], self._value_store[:, :, :length]
 
@@ -85,11 +114,11 @@ class RoomyLayer(_Layer):
         length = self.get_seq_length()
         return self._key_store[:, :, :length], self._value_store[:, :, :length]
 
-    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor, *, size: int) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         length = self.get_seq_length()
         room = max(self._room, length + key_states.shape[-2])
-        self._key_store, self._value_store = _roomy(key_states, room), _roomy(value_states, room)
+        self._key_store, self._value_store = _roomy(key_states, size, room), _roomy(value_states, size, room)
         if self._begun is not None:
             self._key_store[:, :, :length], self._value_store[:, :, :length] = self._begun
             self._begun = None
@@ -100,13 +129,42 @@ class RoomyLayer(_Layer):
         room = max(length, 2 * self._key_store.shape[-2])
         written = self.get_seq_length()
         keys, values = self._key_store, self._value_store
-        self._key_store, self._value_store = _roomy(keys, room), _roomy(values, room)
+        self._key_store, self._value_store = _roomy(keys, len(keys), room), _roomy(values, len(keys), room)
         self._key_store[:, :, :written] = keys[:, :, :written]
         self._value_store[:, :, :written] = values[:, :, :written]
 
 
-def _roomy(like: torch.Tensor, room: int) -> torch.Tensor:
-    return like.new_empty((*like.shape[:2], room, like.shape[-1]))
+def _roomy(like: torch.Tensor, size: int, room: int) -> torch.Tensor:
+    return like.new_empty((size, like.shape[1], room, like.shape[-1]))
+
+
+@contextmanager
+def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool) -> Iterator[None]:
+    """Has a forward within write the keys and values of some rows; `rewind` takes them in when all parts are read.
+
+    Args:
+      layers: of the cache that the forward is given.
+      rows: which.
+      size: rows of the batch.
+      stops: whether the forward ends where the last layer's keys and values are written: its attention and what comes
+        behind it are not wanted.
+    """
+    left = {id(layer) for layer in layers}
+
+    def note(layer: RoomyLayer) -> None:
+        left.discard(id(layer))
+        if stops and not left:
+            raise Filled
+
+    for layer in layers:
+        layer.part = Part(rows, size, note)
+    try:
+        yield
+    except Filled:
+        pass
+    finally:
+        for layer in layers:
+            layer.part = None
 
 
 def is_plain(config: Any) -> bool:

@@ -66,7 +66,7 @@ def likelihoods(
 
     def walk(begun: tuple[int, ...], raw: torch.Tensor) -> None:
         ids = np.array(list(followers[begun]), np.int64)
-        told = log_probabilities(engine.reader.settle(raw), ids)
+        told = log_probabilities(engine.settle(raw), ids)
         scores.update({(*begun, token): scores[begun] + told[:, i] for i, token in enumerate(ids.tolist())})
         longer = [(*begun, token) for token in ids.tolist() if (*begun, token) in followers]
         mark = batch.mark() if longer else None

@@ -20,12 +20,13 @@ import torch
 
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
-from langchain_dpicl.backends.hf.engine import Engine, Kind, no_room
+from langchain_dpicl.backends.hf.engine import Engine, no_room
+from langchain_dpicl.backends.hf.heads import Kind, Told
 from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
-Read = Callable[[torch.Tensor, slice], Floats]
-"""What to take from a chunk's candidates float32[size, width], of the rows in some places: float64[places, d]."""
+Read = Callable[[Told, slice], Floats]
+"""What to take from what a chunk was told, of the rows in some places: float64[places, d]."""
 
 
 class Outcome(enum.Enum):
@@ -72,8 +73,8 @@ class Chunk:
       is_alone: one row of a chunk that failed; it keeps no cache.
       batch: what has been read; None: nothing, or it was dropped.
       done: steps of the script that the batch has read.
-      settled: what the model said last, float32[size, width], or [1, width] of a row alone.
-      told: steps after which it said so.
+      told: what the model said last, of all places or of a row alone.
+      read: steps after which it said so.
       device: where it said so.
       failed: nothing more is asked of it.
     """
@@ -82,8 +83,8 @@ class Chunk:
     is_alone: bool = False
     batch: Batch | None = None
     done: int = 0
-    settled: torch.Tensor | None = None
-    told: int = -1
+    told: Told | None = None
+    read: int = -1
     device: torch.device | None = None
     failed: bool = False
 
@@ -228,7 +229,7 @@ def _lay_out(engine: Engine, work: Work) -> None:
 
 def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
     """Brings one chunk to the end of the script."""
-    if chunk.told == len(work.script):
+    if chunk.read == len(work.script):
         return
     raw = torch.empty(0)
     if chunk.batch is None:
@@ -243,23 +244,23 @@ def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
             raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
         else:
             raw = chunk.batch.many(tokens)[:, -1]
-    settled = engine.reader.settle(raw)
-    chunk.done, chunk.device = len(work.script), settled.device
+    told = engine.told(raw, work.private.kind)
+    chunk.done, chunk.device = len(work.script), told.device
     if chunk.is_alone:
-        chunk.settled = settled[[*chunk.members]].cpu()
+        chunk.told = told.only([*chunk.members]).to("cpu")
         chunk.forget()
     else:
-        chunk.settled = settled
+        chunk.told = told
         if work.is_lean and not chunk.is_first:
             park(chunk)
-    chunk.told = len(work.script)
+    chunk.read = len(work.script)
 
 
 def park(chunk: Chunk) -> None:
     """Takes a chunk off the device: to main memory, or, where that frees nothing, out of memory."""
     is_kept = False
-    if chunk.settled is not None:
-        chunk.settled = chunk.settled.cpu()
+    if chunk.told is not None:
+        chunk.told = chunk.told.to("cpu")
     try:
         is_kept = chunk.batch is not None and chunk.batch.moved("cpu")
     except Exception as error:
@@ -272,13 +273,13 @@ def park(chunk: Chunk) -> None:
 def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None:
     """Puts a chunk's answers where they belong."""
     places = [place for place, row in chunk.members.items() if 0 <= row - first < len(out)]
-    if chunk.settled is None or not places:
+    if chunk.told is None or chunk.device is None or not places:
         return
-    settled = chunk.settled.to(chunk.device)
+    told = chunk.told.to(chunk.device)
     if chunk.is_alone:
         # All rows of a chunk are read at its one shape, which has been tried out.
-        settled = settled.expand(work.size, -1).contiguous()
-    answers = read(settled, slice(places[0], places[-1] + 1))
+        told = told.spread(work.size)
+    answers = read(told, slice(places[0], places[-1] + 1))
     for place in places:
         row = chunk.members[place]
         if work.private.rows[row] is not None:

@@ -100,31 +100,107 @@ def generated(
         while True:
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
     left = engine.left_after(max(map(len, rows)))
-    yield from grown(engine, engine.batch(_shape(engine, rows, room, reach=left)), rows, taste, left=left)
+    shape = _shape(engine, rows, room, reach=left)
+    batch = _public(engine, lambda: engine.batch(shape))
+    yield from grown(engine, batch, rows, taste, left=left, anew=lambda: engine.batch(shape))
 
 
 def grown(
-    engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], taste: Taste, *, left: int
+    engine: Engine,
+    batch: Batch,
+    rows: Sequence[Sequence[int]],
+    taste: Taste,
+    *,
+    left: int,
+    anew: Callable[[], Batch] | None = None,
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Is `generated`, on a batch that is there and has room for `left` tokens."""
-    raw = _public(engine, lambda: batch.start(rows))
+    """Is `generated`, on a batch that is there and has room for `left` tokens.
+
+    Args:
+      engine: runs the model.
+      batch: a new one.
+      rows: what it is to be started with.
+      taste: how tokens are drawn.
+      left: tokens that may be written.
+      anew: makes another batch, should memory run out half way; None: that is an error.
+    """
+    growing = _Growing(engine, batch, rows, anew)
+    del batch  # it is dropped before another is made
+    raw = _public(engine, growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
-            told = shares(engine.reader.settle(raw), engine.vocabulary)
+            told = shares(engine.settle(raw), engine.vocabulary)
         tokens = drawn(told, taste, engine.vocabulary)
         yield tokens, told
         left -= 1
         if left < 0:
             return
-        raw = _public(engine, lambda tokens=tokens: batch.step(_moved(engine, tokens)))  # type: ignore[misc]
+        raw = _public(engine, lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
+
+
+class _Growing:
+    """Public rows that grow, and are read anew where memory ran out half way.
+
+    Args:
+      engine: runs the model.
+      batch: a new one.
+      rows: what they begin with.
+      anew: makes another one.
+    """
+
+    def __init__(
+        self, engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], anew: Callable[[], Batch] | None
+    ) -> None:
+        self._engine = engine
+        self._batch: Batch | None = batch
+        self._rows = rows
+        self._anew = anew
+        self._added: list[Ints] = []
+
+    def start(self) -> torch.Tensor:
+        """Reads the rows."""
+        return self._told(lambda batch: batch.start(self._rows))
+
+    def add(self, tokens: Ints) -> torch.Tensor:
+        """Adds one token to every row."""
+        self._added.append(tokens)
+        return self._told(lambda batch: batch.step(_moved(self._engine, tokens)))
+
+    def restart(self) -> torch.Tensor:
+        """Reads the rows and all that was added in another batch.
+
+        Raises:
+          MemoryError: there is no other.
+        """
+        if self._anew is None:
+            raise MemoryError
+        self._batch = self._anew()
+        states = self.start()
+        for tokens in self._added:
+            states = self._told(lambda batch, tokens=tokens: batch.step(_moved(self._engine, tokens)))  # type: ignore[misc]
+        return states
+
+    def _told(self, ask: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+        """Asks the batch, which is dropped if it fails: it may have read half of it."""
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise MemoryError
+        states = ask(batch)
+        self._batch = batch
+        return states
 
 
 def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: int | None = None) -> Shape:
     return replace(engine.shape(max(map(len, rows)), room, reach=reach), size=len(rows))
 
 
-def _public(engine: Engine, action: Callable[[], Any]) -> Any:
+def _public(engine: Engine, action: Callable[[], Any], *, again: Callable[[], Any] | None = None) -> Any:
     """Returns what a public call of the model returns.
+
+    Args:
+      engine: runs the model.
+      action: calls it.
+      again: what to do instead when memory ran out, and those who hold a secret amount of it gave way; None: the same.
 
     Raises:
       ModelCallError: it failed.
@@ -137,6 +213,10 @@ def _public(engine: Engine, action: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # noqa: BLE001  whatever a model raises
         kind = "memory" if is_out_of_memory(error) else type(error).__name__
+    with engine.lock:
+        has_room = kind == "memory" and engine.spare()
+    if has_room:
+        return _public(engine, again or action)
     engine.free()
     raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
@@ -146,7 +226,7 @@ def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: J
     texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
     for left in range(steps, 0, -1):
-        settled = engine.reader.settle(raw)
+        settled = engine.settle(raw)
         if job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
         else:

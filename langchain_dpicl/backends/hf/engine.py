@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -20,11 +20,9 @@ import torch
 
 from langchain_dpicl.backends.hf import cache as caches
 from langchain_dpicl.backends.hf.batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.heads import Kind, Told, keeps_apart
 from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, probabilities
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
-
-Kind = Literal["slots", "units"]
-"""Whether the number of rows is public (a row may depend on its place) or secret (it may not)."""
 
 BLOCK = 16
 """Tokens that are already known are read in blocks of this many; the rest one by one, as they would be written."""
@@ -68,6 +66,14 @@ class Engine:
         """Returns a new batch."""
         return (RightBatch if shape.is_fast else LeftBatch)(self.body, shape)
 
+    def settle(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns float32[rows, width]: the candidates' logits, of a batch's states; see `Reader.settle`."""
+        return self.reader.settle(self.body.head.logits(states))
+
+    def told(self, states: torch.Tensor, kind: Kind) -> Told:
+        """Returns a batch's states, to be read as far as they are asked for."""
+        return Told(states, self.body.head, self.reader, kind=kind)
+
     @property
     def layout(self) -> type[LeftBatch | RightBatch]:
         """How rows are padded: the fast way if the model bears it.
@@ -104,7 +110,7 @@ class Engine:
         """
         window = self.body.facts.window
         is_seen = window is None or length + (room if reach is None else reach) <= window
-        is_fast = is_seen and self.layout is RightBatch
+        is_fast = self.layout is RightBatch and is_seen  # in this order: any layout is learnt before the first row
         return Shape(1, length, room, shared if is_fast and self._shares else (), is_fast=is_fast)
 
     def limit_at(self, shape: Shape) -> int | None:
@@ -118,10 +124,11 @@ class Engine:
 
     def _choose_layout(self) -> None:
         is_plain = caches.is_plain(self.body.config) and self.body.takes_positions
-        if is_plain and self._pads(RightBatch, shared=0):
-            self._layout, self._shares = RightBatch, self._pads(RightBatch, shared=5)
+        if is_plain and self._pads_right():
+            layout: type[LeftBatch | RightBatch] = RightBatch
+            self._shares = self._pads(RightBatch, shared=5)
         elif self._pads(LeftBatch, shared=0):
-            self._layout = LeftBatch
+            layout = LeftBatch
         elif not bool(self.reader.settle(self._unpadded(self._probe(0, _PROBE))).amax().isfinite()):
             raise CapabilityError(
                 f"expected a model that gives numbers, found {type(self.body.model).__name__}, whose logits are not: "
@@ -132,6 +139,23 @@ class Engine:
                 f"expected a model that answers alike with and without padding, found "
                 f"{type(self.body.model).__name__}, which does not: its rows cannot be brought to one public length"
             )
+        self._part_head()
+        self._layout = layout
+
+    def _pads_right(self) -> bool:
+        """Whether the fast layout does; with models that do not bear being stopped, without that."""
+        if self._pads(RightBatch, shared=0):
+            return True
+        stopped, self.body.stops = self.body.stops, False
+        return stopped and self._pads(RightBatch, shared=0)
+
+    def _part_head(self) -> None:
+        """Sets the output layer apart, where it can be."""
+        try:
+            self.body.head.part(torch.tensor([self._probe(0, 2 * _PROBE)], device=self.body.device))
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
 
     def _pads(self, layout: type[LeftBatch | RightBatch], *, shared: int) -> bool:
         """Whether a public prompt is answered as without padding, token by token and in one block."""
@@ -224,14 +248,21 @@ class Engine:
             raise ModelCallError(no_room(shape.size))
 
     def _tried(self, kind: Kind, size: int, shape: Shape) -> int:
+        def verdict(size: int) -> bool | None:
+            return self._fits(lambda: self._keeps_apart(replace(shape, size=size), wherever=kind == "units"))
+
         while size > 1:
-            verdict = self._fits(
-                lambda size=size: self._keeps_apart(replace(shape, size=size), wherever=kind == "units")  # type: ignore[misc]
-            )
-            if verdict is not None:
-                return size if verdict else 1
+            found = verdict(size)
+            if found:
+                return size
             self.free()
-            size = (size + 1) // 2
+            size = (size + 1) // 2 if found is None else 1
+        # Slots that do not fit one by one say so when they run; a secret number of rows may not fail so.
+        if kind == "units" and verdict(1) is None:
+            raise ModelCallError(
+                "the model ran out of memory with a single row beside the public prompt's; lower max_prompt_tokens, "
+                "close other sessions, or take a smaller model or dtype"
+            )
         return 1
 
     def _fits(self, action: Callable[[], bool]) -> bool | None:
@@ -246,21 +277,15 @@ class Engine:
                 return None
 
     def _keeps_apart(self, shape: Shape, *, wherever: bool) -> bool:
-        """Whether a row keeps its bits whatever its neighbours are, and, if asked, wherever it stands.
+        """Whether a row keeps its bits; see `heads.keeps_apart`.
 
-        One prompt stands in the first half of the places, then in the second, each time beside other rows. Where the
-        number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
+        Where the number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
         """
         half = (shape.size + 1) // 2
         held = self.batch(shape) if wherever else None
-        first, second = self._answers(shape, half, 0, held), self._answers(shape, half, 1)
-        del held
-        if bool((first[:half] == first[:1]).all() and (second[half:] == first[:1]).all()):
-            return True
-        if wherever:
-            return False
-        again = self._answers(shape, half, 2), self._answers(shape, half, 3)
-        return bool(torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:]))
+        return keeps_apart(
+            lambda number: self._answers(shape, half, number, None if number else held), half, wherever=wherever
+        )
 
     def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
         """The bits of every kind of answer, int64[rows, ...], where the prompt stands in one half of the places."""
@@ -274,10 +299,10 @@ class Engine:
         told = [batch.start(rows)]
         told.append(batch.many(self._probe(1, BLOCK))[:, -1])
         told.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
-        settled = [self.reader.settle(raw) for raw in told]
+        settled = [self.settle(states) for states in told]
         ids = self.vocabulary.candidates[:64]
         shares = [torch.from_numpy(probabilities(one, ids)).view(torch.int64) for one in settled]
-        bits = [one.view(torch.int32).to("cpu", torch.int64) for one in settled]
+        bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*told, *settled)]
         return torch.cat([*bits, *shares], dim=1)
 
 

@@ -91,7 +91,7 @@ class PublicAnswers:
         shape = engine.shape(self._length, self._room, self._begun)
         size = engine.size_for("units", engine.row_batch, shape)
         rows = [list(prompt[len(shape.shared) :]), *[[engine.vocabulary.filler]] * (size - 1)]
-        return engine.reader.settle(engine.batch(replace(shape, size=size, room=1)).start(rows))[:1].clone()
+        return engine.settle(engine.batch(replace(shape, size=size, room=1)).start(rows))[:1].clone()
 
     def _continued(self, known: _Known, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
         engine = self._engine
@@ -110,5 +110,5 @@ class PublicAnswers:
                 raw = known.batch.many(missing)[:, -1]
             known.tokens += missing
         if raw is not None:
-            known.last = engine.reader.settle(raw)
+            known.last = engine.settle(raw)
         return known.last

@@ -47,7 +47,7 @@ class LocalSession:
           ModelCallError: the model gave no numbers for it.
         """
         ids = self._engine.vocabulary.candidates
-        row = self._read(lambda settled, places: taken(settled[places], ids), len(ids), np.nan, public=True)
+        row = self._read(lambda told, places: taken(told.rows(places), ids), len(ids), np.nan, public=True)
         if row.shape[0] != 1:
             raise ConfigurationError("expected a session with a public prompt, found none; open it with open_full")
         if np.isnan(row).any():
@@ -62,8 +62,11 @@ class LocalSession:
     def logits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Returns float64[rows, d]: logits of the private rows; a failed row is NaN."""
         vocabulary = self._engine.vocabulary
-        ids = vocabulary.candidates if columns is None else vocabulary.ids(columns)
-        return self._read(lambda settled, places: taken(settled[places], ids), len(ids), np.nan)
+        if columns is None:
+            ids = vocabulary.candidates
+            return self._read(lambda told, places: taken(told.settled()[places], ids), len(ids), np.nan)
+        ids = vocabulary.ids(columns)
+        return self._read(lambda told, places: taken(told.some(ids)[places]), len(ids), np.nan)
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Is `logits`, in a worker thread."""
@@ -73,7 +76,7 @@ class LocalSession:
         """Returns float64[rows, d]: probabilities on `domain`; 0 for what is no candidate, and in a failed row."""
         ids, is_known = self._engine.vocabulary.known(domain)
         # All rows of a chunk are summed at its one shape, which has been tried out.
-        return self._read(lambda settled, places: probabilities(settled, ids)[places] * is_known, len(ids), 0.0)
+        return self._read(lambda told, places: probabilities(told.settled(), ids)[places] * is_known, len(ids), 0.0)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, in a worker thread."""

@@ -146,6 +146,29 @@ class Reader:
         highest = logits.amax(dim=1, keepdim=True)  # NaN where any is
         return logits.masked_fill_(~highest.isfinite(), torch.nan)
 
+    def with_ends(self, ids: Ints) -> Ints:
+        """Returns the ids whose raw logits decide those of candidates `ids`: behind them all ends, where they count."""
+        vocabulary = self._vocabulary
+        if self._ends is None or not (ids == vocabulary.eos).any():
+            return ids
+        return np.concatenate([ids, np.array(vocabulary.ends, np.int64)])
+
+    def settle_some(self, raw: torch.Tensor, ids: Ints) -> torch.Tensor:
+        """Returns float32[rows, d]: as `settle`, of candidates `ids` alone.
+
+        Args:
+          raw: logits of `with_ends(ids)`.
+          ids: candidates.
+        """
+        logits = raw.to(torch.float32, copy=True)
+        count = len(ids)
+        if logits.shape[1] > count:
+            places = torch.from_numpy(np.flatnonzero(ids == self._vocabulary.eos)).to(logits.device)
+            logits[:, places] = logits[:, count:].logsumexp(dim=1, keepdim=True)
+        logits = logits[:, :count]
+        highest = logits.amax(dim=1, keepdim=True)  # NaN where any is
+        return logits.masked_fill_(highest.isnan() | highest.isposinf(), torch.nan)
+
     def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         if device not in self._moved:
             ends = None if self._ends is None else self._ends.to(device)
@@ -153,9 +176,9 @@ class Reader:
         return self._moved[device]
 
 
-def taken(settled: torch.Tensor, ids: Ints) -> Floats:
-    """Returns float64[rows, d]: logits of the ids; a failed row is NaN."""
-    chosen = settled.index_select(1, torch.from_numpy(ids).to(settled.device))
+def taken(settled: torch.Tensor, ids: Ints | None = None) -> Floats:
+    """Returns float64[rows, d]: logits of the ids, or of all columns; a failed row is NaN."""
+    chosen = settled if ids is None else settled.index_select(1, torch.from_numpy(ids).to(settled.device))
     logits: Floats = chosen.cpu().numpy().astype(np.float64)
     return logits
 

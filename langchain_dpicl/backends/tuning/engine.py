@@ -292,6 +292,12 @@ class PromptEngine:
             raise ConfigurationError(
                 f"expected the model's own tokenizer, found one whose ids go beyond the {reads} that the model knows"
             )
+        known = getattr(self.prompted.model.config, "type_vocab_size", None)
+        if known is not None and self.reader.has_types and max(self.reader.input("a", "a").types, default=0) >= known:
+            raise ConfigurationError(
+                f"expected a tokenizer with at most {known} kinds of parts, as the model has, found one that tells the "
+                "parts of a pair apart; take the model's own tokenizer"
+            )
 
     def _text_ids(self, text: str) -> list[int]:
         ids = self.reader.tokens.encode(text)

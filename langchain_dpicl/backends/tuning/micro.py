@@ -100,8 +100,7 @@ class MicroBatches:
             (found,) = torch.autograd.grad(losses.sum(), copies)
         with torch.no_grad():
             gradients = self.folding.pull(vector, found)
-            live = torch.tensor([read is not None for read in reads], device=losses.device)
-            fine = live & losses.isfinite() & gradients.isfinite().all(dim=1)
+            fine = losses.isfinite() & gradients.isfinite().all(dim=1)
             gradients = torch.where(fine[:, None], gradients, 0.0)
             return np.asarray(gradients.cpu().numpy(), dtype=np.float32)
 
@@ -149,7 +148,7 @@ class MicroBatches:
         return read
 
     def _losses(self, prompts: torch.Tensor, reads: Sequence[Read | None]) -> torch.Tensor:
-        """Returns float32[rows]; rows that are None have some loss, too."""
+        """Returns float32[rows]; rows that are None have no target, and so neither loss nor gradient."""
         rows, answers = self._stacked(reads)
         logits = self.prompted.forward(prompts, rows, keep=self._targets).float()
         if self.reader.word_ids:

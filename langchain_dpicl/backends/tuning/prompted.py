@@ -208,10 +208,11 @@ class PromptedModel:
         """Returns a cache that holds each row's keys and values."""
         layers, heads, size = self._shape or (0, 0, 0)
         split = prompts.to(self.model.dtype).view(*prompts.shape[:2], 2 * layers, heads, size)
-        split = split.permute(2, 0, 3, 1, 4)  # [2 * layers, rows, heads, virtual tokens, size]
+        # Each [rows, heads, virtual tokens, size]; apart at once, as the way back of every index is as long as all.
+        parts = split.permute(2, 0, 3, 1, 4).unbind(0)
         cache: Any = DynamicCache()
         for layer in range(layers):
-            cache.update(split[2 * layer], split[2 * layer + 1], layer)
+            cache.update(parts[2 * layer], parts[2 * layer + 1], layer)
         return cache
 
     def _pairs(self, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

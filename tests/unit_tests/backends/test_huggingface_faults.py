@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from langchain_dpicl.backends.hf import batches, chunks, sessions  # noqa: E402
+from langchain_dpicl.backends.hf import batches, chunks, completion, sampling, sessions  # noqa: E402
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
@@ -84,6 +84,12 @@ def walk(session, tokens):
             session.push(token)
     session.close()
     return np.stack(found)
+
+
+def first_tokens(backend, count):
+    """Returns the tokens that public rows grow by."""
+    steps = backend.generate(["a", PUBLIC])
+    return [next(steps)[0].tolist() for _ in range(count)]
 
 
 def sizes(backend):
@@ -215,7 +221,24 @@ class TestASecretNumberOfRows:
         assert budget.peak == 2
         assert list(sizes(backend).values()) == [4]
 
-    @pytest.mark.parametrize("ask", ["known slots", "new slots", "public prompt", "texts"])
+    def test_single_rows_that_do_not_fit_beside_the_public_prompts_are_an_error_for_every_number(self, name):
+        backend = engine(MODELS[name](), row_batch=1)
+        budget = Budget(backend, 1)
+        for count in (0, 1, 3):
+            with pytest.raises(ModelCallError, match="single row beside the public prompt's"):
+                opened(backend, UNITS[:count], units=True).public()
+        budget.most = 2
+        assert np.isfinite(opened(backend, UNITS[:3], units=True).logits(None)).all()
+
+    def test_rows_that_move_each_other_are_tried_out_one_by_one(self, name):
+        backend = engine(doubles.coupled(MODELS[name]()))
+        Budget(backend, 1)
+        with pytest.raises(ModelCallError, match="single row beside the public prompt's"):
+            opened(backend, UNITS[:3], units=True).public()
+
+    @pytest.mark.parametrize(
+        "ask", ["known slots", "new slots", "public prompt", "texts", "public texts", "public rows that grow"]
+    )
     def test_gives_way_to_what_is_asked_elsewhere(self, name, ask):
         backend = engine(MODELS[name]())
         tokens = tokens_of(backend, 1)
@@ -224,6 +247,8 @@ class TestASecretNumberOfRows:
             "new slots": lambda: walk(opened(backend, PROMPTS, units=False), tokens),
             "public prompt": lambda: backend.top_tokens(PUBLIC, [], top_k=3),
             "texts": lambda: backend.complete(["a", "b"], max_tokens=2),
+            "public texts": lambda: backend.complete(["a", "b"], max_tokens=2, public=True),
+            "public rows that grow": lambda: first_tokens(backend, 3),
         }[ask]
         expected, rows = asked(), walk(opened(backend, UNITS, units=True), tokens)
         learnt = sizes(backend)
@@ -239,6 +264,44 @@ class TestASecretNumberOfRows:
         assert sizes(backend) == learnt
         session.push(tokens[0])
         assert same_bits(session.logits(None), rows[1, 1:])
+
+
+class TestPublicRowsThatGrow:
+    @pytest.mark.parametrize("calls", [0, 1, 2, 4])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_are_read_anew_where_memory_runs_out_half_way_and_others_give_way(self, name, calls):
+        model = MODELS[name]()
+        backend = engine(model)
+        expected = first_tokens(backend, 5)
+        session = opened(backend, UNITS, units=True)
+        rows = session.logits(None)
+        narrow = doubles.Narrow(model)
+        narrow.fail_in(calls)
+        assert first_tokens(backend, 5) == expected
+        assert narrow.failures == 1
+        assert same_bits(session.logits(None), rows)
+
+    @pytest.mark.parametrize("calls", [0, 3])
+    def test_end_in_an_error_where_nobody_can_give_way(self, calls):
+        model = tiny_hf.llama()
+        backend = engine(model)
+        first_tokens(backend, 5)
+        narrow = doubles.Narrow(model)
+        narrow.fail_in(calls)
+        with pytest.raises(ModelCallError, match="ran out of memory"):
+            first_tokens(backend, 5)
+
+    def test_without_another_batch_to_take_end_in_an_error(self):
+        model = tiny_hf.llama()
+        backend = engine(model)
+        opened(backend, UNITS, units=True).public()
+        rows = [backend.encode("a")]
+        taste = sampling.Taste(0.0, None, 1.0, np.random.default_rng(0))
+        steps = completion.grown(backend._engine, backend._engine.batch(batches.Shape(1, 1, 4)), rows, taste, left=4)
+        next(steps)
+        doubles.Narrow(model).fail_in(0)
+        with pytest.raises(ModelCallError, match="ran out of memory"):
+            next(steps)
 
 
 class TestMainMemory:

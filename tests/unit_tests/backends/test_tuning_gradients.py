@@ -292,6 +292,30 @@ def test_a_loss_that_is_no_number_counts_zero_and_nobody_else_does(value: float)
     assert np.isfinite(losses[[0, 2, 3]]).all()
 
 
+def test_a_loss_without_end_counts_zero_though_its_gradient_is_a_number() -> None:
+    clean = engine("llama", "prefix")
+    (bad,) = clean.reader.tokens.encode("~")
+    model = tiny_tuning.llama()
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: seen.append((given["input_ids"] == bad).any(dim=1)), with_kwargs=True
+    )
+
+    def bar(module: Any, args: Any, logits: torch.Tensor) -> torch.Tensor:
+        word = torch.arange(logits.shape[-1]) == clean.reader.word_ids[1]
+        return logits.masked_fill(seen[-1][:, None, None] & word, -torch.inf)
+
+    model.lm_head.register_forward_hook(bar)
+    made = engine("llama", "prefix", model=model)
+    parameters = start(clean)
+    barred, free = (TrainingExample("~ the apple", None, label) for label in ("good", "bad"))
+    assert made.losses(parameters, [barred])[0] == np.inf
+    found = rows_of(made, parameters, [[barred], [TrainingExample("the apple", None, "good")]])
+    assert not found[0].any()
+    assert found[1].any()
+    assert made.losses(parameters, [free])[0] == 0.0
+
+
 class _Steep(torch.autograd.Function):
     """Changes nothing, but says that it goes up without end."""
 

@@ -227,6 +227,13 @@ class TestWhatAModelCannotDoIsRefused:
         with pytest.raises(CapabilityError, match="found BloomForCausalLM, which"):
             PromptEngine(tiny_hf.alibi(), tiny_hf.byte_tokenizer(), method=method, num_virtual_tokens=2, task=CAUSAL)
 
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_model_that_answers_otherwise_when_a_row_is_padded(self, method: Method) -> None:
+        model = tiny_tuning.llama()
+        model.model.norm.register_forward_hook(lambda _, args, output: output * (1 + 0.01 * output.shape[1]))
+        with pytest.raises(CapabilityError, match="which answers otherwise when a row is padded"):
+            engine("llama", method, model=model)
+
     def test_a_head_with_other_outputs_than_labels(self) -> None:
         with pytest.raises(CapabilityError, match="with 2 outputs; take a model of that kind, and labels in the order"):
             engine("bert-head", "soft_prompt", model=tiny_tuning.bert(num_labels=2))
@@ -277,6 +284,10 @@ class TestWhatAModelCannotDoIsRefused:
     def test_a_tokenizer_of_another_model(self) -> None:
         with pytest.raises(ConfigurationError, match="the model's own tokenizer"):
             engine("gpt2", "soft_prompt", model=tiny_tuning.gpt2(260))
+
+    def test_a_tokenizer_that_tells_parts_apart_which_the_model_does_not(self) -> None:
+        with pytest.raises(ConfigurationError, match="at most 1 kinds of parts"):
+            engine("bert-head", "soft_prompt", model=tiny_tuning.bert(type_vocab_size=1))
 
     @pytest.mark.parametrize(
         "given",

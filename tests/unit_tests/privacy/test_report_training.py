@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,10 @@ import pytest
 from langchain_dpicl._optimizers import Optimizer
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.privacy import shown_training
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.soft_prompt import FORMAT, VERSION, SoftPrompt
 from tests.gradient_doubles import prepared
 from tests.labelling_doubles import house
@@ -153,7 +154,7 @@ def test_a_prompt_leaves_nothing_of_itself_out(path: str, saved: State) -> None:
     ],
 )
 def test_a_component_leaves_nothing_of_its_training_out(path: str, saved: State) -> None:
-    assert_found(judged(saved, without(f"{TRAINING}.{path}")), path.split(".")[-1])
+    assert_found(judged(saved, without(f"{TRAINING}.{path}")), path.rsplit(".", maxsplit=1)[-1])
 
 
 @pytest.mark.parametrize("name", TASK)
@@ -231,15 +232,74 @@ def test_a_report_says_which_ledger_it_is_of(name: str, saved: State) -> None:
     assert_found(judged(saved, without("report.budget.ledger")), "'ledger' is missing")
 
 
-def shares() -> Iterator[tuple[str, State]]:
-    """Reports of tickets and of both pools."""
-    from langchain_dpicl.privacy.events import PureEvent
-    from langchain_dpicl.privacy.tickets import Ticket
+def one_share(kind: str) -> Budget:
+    """A ledger with one share, of tickets or a pool."""
+    ledger = Budget(epsilon=2.0, delta=1e-6)
+    if kind == "tickets":
+        ledger.declare("one", tickets=[Ticket("t", PureEvent(0.5))], epsilon=1.0)
+    else:
+        {"gdp": ledger.gdp_pool, "zcdp": ledger.zcdp_pool}[kind]("one", epsilon=1.0)
+    return ledger
 
-    for kind in ("tickets", "gdp", "zcdp"):
-        ledger = Budget(epsilon=2.0, delta=1e-6)
-        if kind == "tickets":
-            ledger.declare("one", tickets=[Ticket("t", PureEvent(0.5))], epsilon=1.0)
-        else:
-            ledger.pool("one", epsilon=1.0, kind=kind)
-        yield kind, ledger.report().to_dict()
+
+def share_forged(kind: str, *changes: Callable[[State], None]) -> VerifiedReport:
+    """What the verifier says of the share after changes, behind a fitting digest."""
+    data = one_share(kind).report().to_dict()
+    assert verify_report(data).problems == ()
+    for change in changes:
+        change(data["shares"][0])
+    return verify_report(sign(data))
+
+
+@pytest.mark.parametrize("form", [{"examples": []}, {"entries": []}, {}], ids=["demonstrations", "a pool", "a report"])
+def test_any_release_that_names_its_ledger_names_the_one_that_paid(form: State) -> None:
+    ledger = one_share("tickets")
+    terms = {"private": True, "epsilon": 1.0, "delta": ledger.default_delta(1.0), "adjacency": ledger.adjacency}
+    paid = {**terms, "component": "one", "budget": ledger.report().to_dict()}
+
+    def verified(report: State) -> VerifiedReport:
+        return verify_report({**form, "plan": {}, "report": report} if form else report)
+
+    assert verified(paid).problems == ()
+    assert verified({**paid, "ledger_id": ledger.ledger_id}).problems == ()
+    assert_found(verified({**paid, "ledger_id": "another"}), "ledger_id: expected")
+
+
+@pytest.mark.parametrize("kind", ["tickets", "gdp", "zcdp"])
+def test_a_component_is_of_a_kind_that_is_known(kind: str) -> None:
+    for other in ("magic", None, []):
+        assert_found(share_forged(kind, edit("components.0.kind", other)), "does not go with its limit")
+
+
+@pytest.mark.parametrize("kind", ["gdp", "zcdp"])
+def test_tickets_are_not_said_to_be_a_pool(kind: str) -> None:
+    found = share_forged("tickets", edit("components.0.kind", kind))
+    assert_found(found, f"its kind {kind!r} does not go with its limit None")
+
+
+def test_a_pool_is_never_in_a_joint_plan() -> None:
+    for kind in ("gdp", "zcdp"):
+        assert_found(share_forged(kind, edit("joint", True)), "is a pool, which no joint plan takes")
+
+
+def test_a_joint_plan_of_one_component_is_one_share_too() -> None:
+    """So whether a share of one component is said to be joint is its sender's word; the price is the same."""
+    ledger = Budget(epsilon=2.0, delta=1e-6)
+    with ledger.plan():
+        ledger.declare("one", tickets=[Ticket("t", PureEvent(0.5))], epsilon=1.0)
+    found = verify_report(ledger.report())
+    assert found.problems == ()
+    assert ledger.report().shares[0].terms.joint
+
+
+def test_a_report_is_of_this_package() -> None:
+    data = one_share("tickets").report().to_dict()
+    assert_found(verify_report(sign({**data, "package": "another"})), "package: expected 'langchain-dpicl'")
+
+
+def test_the_names_that_are_asked_for_are_those_that_are_written(saved: State) -> None:
+    training, _ = at(saved, f"{TRAINING}.x")
+    wanted = shown_training._TRAINED
+    assert {"": set(training), "optimizer": set(training["optimizer"]), "task": set(TASK)} == wanted
+    assert set(Optimizer("sgd", 0.1, "linear", 3).to_dict()) == wanted["optimizer"]
+    assert (shown_training.PROMPT_FORMAT, shown_training.PROMPT_VERSION) == (FORMAT, VERSION)

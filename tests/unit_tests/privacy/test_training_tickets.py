@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteSum
@@ -274,19 +275,38 @@ def test_values_of_another_form_are_a_problem_and_no_crash(value: Any) -> None:
 # --- a prompt beside its report -----------------------------------------------------------------------------------------
 
 
+TASK = PromptTask("causal_lm", "{text}\nLabel:", ("a", "b"), (" a", " b"))
+SAID: Public = {"method": "soft_prompt", "num_virtual_tokens": 10, "task": TASK.to_dict()}
+OPTIMIZER: Public = {"name": "adam", "learning_rate": 0.01, "schedule": "constant", "weight_grid": 2.0**-24}
+FIELDS: Public = {"text_key": "text", "pair_key": None, "target_key": "label", "init_text": None}
+TRAINING: Public = {
+    **SAID,
+    **FIELDS,
+    "model": "tiny",
+    "tokenizer": "words",
+    "weights": "sha256",
+    "optimizer": OPTIMIZER,
+}
+
+
 def prompt_of(ledger: Budget, component: str = "prompt") -> Public:
     """A saved prompt that says it was trained under this ledger."""
     report = ledger.report().to_dict()
     (terms,) = [share for share in report["shares"] if share["components"][0]["name"] == component]
     claims = {"private": True, "epsilon": terms["epsilon"], "delta": terms["delta"], "adjacency": report["adjacency"]}
+    run = {"ledger_id": ledger.ledger_id, "step": 30, "steps": 30}
     return {
-        "arrays": {"prompt_embeddings": "sha256"},
-        "report": {**claims, "dataset_id": "letters", "component": component, "budget": report},
+        **SAID,
+        "format": "langchain-dpicl/soft-prompt",
+        "version": 1,
+        "base": {"name": "tiny", "tokenizer": "words"},
+        "arrays": "sha256",
+        "report": {**claims, **run, "dataset_id": "letters", "component": component, "budget": report},
     }
 
 
 def test_a_prompt_is_paid_for_by_training_steps() -> None:
-    ledger = declared(planned())
+    ledger = declared(planned(), training=TRAINING)
     verified = verify_report(prompt_of(ledger))
     assert verified.problems == ()
     assert verified.epsilon == pytest.approx(planned().epsilon, rel=1e-6)

@@ -1,0 +1,259 @@
+"""A local model's output layer, apart from the model where that changes no bit, and what a batch is told by it.
+
+The output layer is the widest of a model, and most of it is never asked for: private rows are read at the few columns
+that the public row left as candidates. So a batch keeps what goes into that layer, and the layer computes what is asked
+for: the public row alone, private rows at some columns, or all of it. Where a public prompt shows that the layer's own
+answer is not the model's, bit for bit, the model's logits are kept instead. Knows no prompt and no privacy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from langchain_dpicl.backends.hf.vocabulary import Ints, Reader
+
+Kind = Literal["slots", "units"]
+"""Whether the number of rows is public (a row may depend on its place) or secret (it may not)."""
+
+_FEWEST = 16
+"""Columns that are computed at least; their number is a power of two, so that few shapes are tried out."""
+
+
+class Head:
+    """The last layer of a model; until `part` has found that it may stand apart, nothing but the model's logits.
+
+    Args:
+      model: a causal model of the transformers package.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._linear: torch.nn.Linear | None = None
+        self._tail: Callable[[torch.Tensor], torch.Tensor] = _unchanged
+        self._tried: dict[tuple[Kind, int, int], bool] = {}
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether `states` returns what goes into the layer."""
+        return self._linear is not None
+
+    def part(self, ids: torch.Tensor) -> None:
+        """Stands apart from now on if the layer's answer to PUBLIC ids int64[rows, length] is the model's."""
+        linear = _plain_linear(self._model)
+        if linear is None:
+            return
+        told = self._model(input_ids=ids, use_cache=False).logits
+        with _heard(linear) as heard:
+            self._model(input_ids=ids, use_cache=False)
+        if len(heard) != 1 or heard[0].shape[:2] != ids.shape:
+            return
+        for tail in _tails(self._model.config.get_text_config(decoder=True)):
+            if _is_same(tail(linear(heard[0])), told):
+                self._linear, self._tail = linear, tail
+                return
+
+    def states(self, keep: int, **inputs: Any) -> torch.Tensor:
+        """Runs the model: what goes into the layer, float[rows, keep, size], or logits float[rows, keep, width]."""
+        if self._linear is None:
+            logits: torch.Tensor = self._model(**inputs).logits
+            return logits[:, -keep:]
+        with _heard(self._linear) as heard:
+            self._model(**inputs)
+        return heard[-1][:, -keep:]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns raw logits float[rows, width] of states for one position."""
+        if self._linear is None:
+            return states
+        return self._tail(self._linear(states[:, None]))[:, 0]  # with a position, as the model calls it
+
+    def some(self, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Returns raw logits float[rows, d] of some columns."""
+        if self._linear is None:
+            return states.index_select(1, ids)
+        weight, bias = self._linear.weight.index_select(0, ids), self._linear.bias
+        logits = torch.nn.functional.linear(states, weight, None if bias is None else bias.index_select(0, ids))
+        return self._tail(logits)
+
+    def has_some(self, kind: Kind, states: torch.Tensor, count: int) -> bool:
+        """Whether `count` columns are worth computing by themselves, and keep the rows apart; public, and learnt once.
+
+        Args:
+          kind: whether a row may depend on its place.
+          states: of which the shape and type are looked at.
+          count: columns, rounded up by `rounded`.
+        """
+        if self._linear is None or _is_hooked(self._linear) or not 0 < 2 * count <= self.width:
+            return False
+        key = (kind, len(states), count)
+        if key not in self._tried:
+            self._tried[key] = self._keeps_apart(states, count, wherever=kind == "units")
+        return self._tried[key]
+
+    def _keeps_apart(self, states: torch.Tensor, count: int, *, wherever: bool) -> bool:
+        """Tries a shape out with made-up states: one in half of the places, beside others."""
+        coins = torch.Generator().manual_seed(0)
+        size, half = len(states), (len(states) + 1) // 2
+        made = torch.randn((5, *states.shape), generator=coins)
+        ids = torch.arange(count, device=states.device) * (self.width // count)
+
+        def answers(number: int) -> torch.Tensor:
+            is_probe = (torch.arange(size) < half) == (number % 2 == 0)
+            mixed = torch.where(is_probe[:, None], made[4, :1], made[number])
+            return self.some(mixed.to(states), ids)
+
+        return keeps_apart(answers, half, wherever=wherever)
+
+    @property
+    def width(self) -> int:
+        """Columns of the layer; 0 where it is not apart."""
+        return 0 if self._linear is None else len(self._linear.weight)
+
+
+class Told:
+    """What a batch was told last: read as far as it is asked for, and never shown.
+
+    Args:
+      states: what `Head.states` returned for one position, float[size, ...].
+      head: the output layer.
+      reader: turns logits into the candidates'.
+      kind: whether a row may depend on its place.
+    """
+
+    def __init__(self, states: torch.Tensor, head: Head, reader: Reader, *, kind: Kind) -> None:
+        self._states = states
+        self._head = head
+        self._reader = reader
+        self._kind = kind
+        self._settled: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it stands."""
+        return self._states.device
+
+    def to(self, device: torch.device | str) -> Told:
+        """Returns it on a device."""
+        return self if self.device == torch.device(device) else self._with(self._states.to(device))
+
+    def only(self, places: list[int]) -> Told:
+        """Returns some of the rows."""
+        return self._with(self._states[places])
+
+    def spread(self, size: int) -> Told:
+        """Returns one row in all of `size` places: rows are read at the one shape of their batch."""
+        return self._with(self._states.expand(size, -1).contiguous())
+
+    def settled(self) -> torch.Tensor:
+        """Returns float32[size, width]: all candidates of all rows; see `Reader.settle`."""
+        if self._settled is None:
+            self._settled = self._reader.settle(self._head.logits(self._states))
+        return self._settled
+
+    def rows(self, places: slice) -> torch.Tensor:
+        """Returns float32[rows, width]: all candidates of some rows, which are computed beside no others."""
+        if not self._head.is_apart:
+            return self.settled()[places]
+        return self._reader.settle(self._head.logits(self._states[places]))
+
+    def some(self, ids: Ints) -> torch.Tensor:
+        """Returns float32[size, d]: some candidates of all rows; see `Reader.settle_some`."""
+        wanted = self._reader.with_ends(ids)
+        count = rounded(len(wanted))
+        if not self._head.has_some(self._kind, self._states, count):
+            return self.settled().index_select(1, torch.from_numpy(ids).to(self.device))
+        padded = np.concatenate([wanted, np.repeat(wanted[:1], count - len(wanted))])
+        raw = self._head.some(self._states, torch.from_numpy(padded).to(self.device))
+        told = self._reader.settle_some(raw[:, : len(wanted)], ids)
+        return told.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
+
+    def _with(self, states: torch.Tensor) -> Told:
+        return Told(states, self._head, self._reader, kind=self._kind)
+
+
+def rounded(count: int) -> int:
+    """Returns the columns that are computed where `count` are wanted."""
+    return 0 if count == 0 else max(_FEWEST, 1 << (count - 1).bit_length())
+
+
+def keeps_apart(answers: Callable[[int], torch.Tensor], half: int, *, wherever: bool) -> bool:
+    """Whether a row keeps its bits whatever its neighbours are, and, if asked, wherever it stands.
+
+    Args:
+      answers: by number: rows, of which the same one stands in the first half of the places (even numbers) or in the
+        others, each time beside other rows.
+      half: how many places the first half has.
+      wherever: whether its place must not matter either.
+    """
+    first, second = answers(0), answers(1)
+    if bool((first[:half] == first[:1]).all() and (second[half:] == first[:1]).all()):
+        return True
+    if wherever:
+        return False
+    again = answers(2), answers(3)
+    return bool(torch.equal(first[:half], again[0][:half]) and torch.equal(second[half:], again[1][half:]))
+
+
+@contextmanager
+def _heard(linear: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
+    """Takes what goes into the layer in this thread, and gives the layer no position to work on."""
+    heard: list[torch.Tensor] = []
+    own = threading.get_ident()
+
+    def take(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        del module
+        if threading.get_ident() != own:  # the model's owner may be using it elsewhere
+            return None
+        heard.append(args[0])
+        return (args[0][:, :0], *args[1:])
+
+    handle = linear.register_forward_pre_hook(take)
+    try:
+        yield heard
+    finally:
+        handle.remove()
+
+
+def _plain_linear(model: Any) -> torch.nn.Linear | None:
+    """Returns the output layer if it is what it seems: one matrix in one place, called as it was written."""
+    linear = model.get_output_embeddings()
+    if type(linear) is not torch.nn.Linear or is_wrapped(model) or is_wrapped(linear):
+        return None
+    is_plain = type(linear.weight.data) is torch.Tensor and linear.weight.device == model.device
+    return linear if is_plain and not _is_hooked(linear) else None
+
+
+def _is_hooked(linear: torch.nn.Linear) -> bool:
+    """Whether something is done before or after the layer, such as a norm of its weights."""
+    return bool(linear._forward_pre_hooks or linear._forward_hooks)  # noqa: SLF001
+
+
+def is_wrapped(module: Any) -> bool:
+    """Whether a module's calls are made by others: compiled, spread over devices, or changed by hooks of a library."""
+    is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # noqa: SLF001
+    return bool(is_compiled or "forward" in vars(module))
+
+
+def _tails(config: Any) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Yields what models do to their logits, by what their configuration says."""
+    yield _unchanged
+    if cap := getattr(config, "final_logit_softcapping", None):
+        yield lambda logits: torch.tanh(logits / cap) * cap
+    if scale := getattr(config, "logit_scale", None):
+        yield lambda logits: logits * scale
+    if divisor := getattr(config, "logits_scaling", None):
+        yield lambda logits: logits / divisor
+
+
+def _unchanged(logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(torch.equal(left.float(), right.float()))
