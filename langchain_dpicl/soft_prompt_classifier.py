@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 from typing_extensions import override
 
+from langchain_dpicl.asking import public_text
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.tasks import TaskKind
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.backends.tuning.scoring import LabelScorer, Question
 
 _KEYS = {"text", "pair", "prompt"}
+_CARRIERS = (str, PromptValue, BaseMessage, Document)
+"""What a chain hands on in place of a text."""
 _AUTO: Mapping[TaskKind, str] = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
@@ -37,8 +43,9 @@ _AUTO: Mapping[TaskKind, str] = {
 class SoftPromptClassifier(Runnable[Any, str]):
     """Labels texts with released soft prompts: by label words, or by a sequence-classification head.
 
-    An input is a text, or a dict with "text", "pair" where there is a second one, and "prompt", the name of the soft
-    prompt. Several prompts share one model, and texts of a batch run together whatever their prompts.
+    An input is a text (also a prompt value, a message or a document, as chains hand them on), or a dict with "text",
+    "pair" where there is a second one, and "prompt", the name of the soft prompt. Several prompts share one model, and
+    texts of a batch run together whatever their prompts.
 
     Args:
       model: a model object or a local folder, of the kind that the prompts were trained on; for a causal one also a
@@ -183,7 +190,7 @@ class SoftPromptClassifier(Runnable[Any, str]):
         """
         from langchain_dpicl.backends.tuning.scoring import Question
 
-        said = {"text": given} if isinstance(given, str) else given
+        said = {"text": public_text("input", given)} if isinstance(given, _CARRIERS) else given
         if not isinstance(said, Mapping) or "text" not in said or not set(said) <= _KEYS:
             found = sorted(map(str, said)) if isinstance(said, Mapping) else type(given).__name__
             raise fail("input", 'a text, or a dict of "text", "pair" and "prompt"', found)

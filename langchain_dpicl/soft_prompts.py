@@ -85,6 +85,8 @@ class PromptDPSGD:
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:
+        if not isinstance(init_text, str | None):
+            raise fail("init_text", "public text, or None to start at random", type(init_text).__name__)
         self.init_text = init_text
         self.engine: Any = engine_of(
             model,
@@ -242,7 +244,7 @@ class PromptDPSGD:
         name = _name(spender, component, kept)
         if kept is not None:
             kept.check_is_of(component=name, public=public, **terms)
-        looks = Validation.of(fields, validation, every=validate_every, steps=plan.steps)
+        looks = Validation.of(fields, validation, labels=self.task.labels, every=validate_every, steps=plan.steps)
         state = rule.start(self.engine.initial(self.init_text)) if kept is None else kept.state
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
         _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))

@@ -14,6 +14,9 @@ import peft
 import pytest
 import torch
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.backends.base import TrainingExample
@@ -208,6 +211,19 @@ async def test_it_is_a_runnable() -> None:
     assert list(served.stream(TEXTS[0])) == [alone[0]]
     assert served.batch([]) == []
     assert served.scores([]) == []
+
+
+def test_what_a_chain_hands_on_is_taken_for_its_text() -> None:
+    served = classifier("llama", prompt("llama", "soft_prompt", CAUSAL))
+    filled = {"what": TEXTS[1]}
+    given = [
+        PromptTemplate.from_template("{what}").invoke(filled),
+        ChatPromptTemplate.from_messages([("human", "{what}")]).invoke(filled),
+        AIMessage(TEXTS[1]),
+        Document(TEXTS[1]),
+    ]
+    assert served.scores(given) == served.scores([TEXTS[1]] * len(given)) != served.scores([TEXTS[0]] * len(given))  # type: ignore[arg-type]
+    assert (PromptTemplate.from_template("{what}") | served).invoke(filled) == served.invoke(TEXTS[1])
 
 
 def test_what_is_asked_and_answered_is_traced_once_per_input() -> None:

@@ -285,6 +285,14 @@ def test_faults_of_validation_records_name_place_and_field_but_no_content() -> N
     assert "secret" not in str(caught.value)
 
 
+def test_a_validation_record_with_an_unknown_label_is_refused_before_anything_is_declared() -> None:
+    budget = house()
+    with pytest.raises(ConfigurationError, match=r"^validation\[1\]: expected one of .* found another label") as caught:
+        prepared(budget=budget, validation=[PUBLIC[0], {"text": "x", "label": "a secret"}])
+    assert "secret" not in str(caught.value)
+    assert lines(budget) == []
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +335,9 @@ def test_single_options_make_the_task() -> None:
         ("causal_lm", {"labels": ("a", "b"), "verbalizers": {"a": " x"}}),
         ("sequence_classification", {"verbalizers": {"a": " x", "b": " y"}}),
         ("masked_lm", {}),
+        ("causal_lm", {"labels": "ab"}),  # would be one label per letter
+        ("causal_lm", {"labels": 2}),
+        ("causal_lm", {"labels": ("a", "b"), "verbalizers": [" x", " y"]}),
     ):
         with pytest.raises(ConfigurationError):
             task_of(kind, **options)  # type: ignore[arg-type]
@@ -359,6 +370,11 @@ def test_the_prompt_starts_from_text_where_one_is_given() -> None:
     made = PromptDPSGD(LogisticEngine(), init_text="12345678").prepare(examples(), budget=house(), **RUN)
     assert made.weights.tolist() == [1.0] * 8
     assert prepared().weights.tolist() == [0.0] * 8
+
+
+def test_a_text_to_start_from_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="init_text: expected public text, or None to start at random"):
+        PromptDPSGD(LogisticEngine(), init_text=3)  # type: ignore[arg-type]
 
 
 def test_reprs_show_public_names_and_nothing_else() -> None:
@@ -413,6 +429,7 @@ def test_a_step_of_the_baseline_follows_the_plain_mean() -> None:
     [
         {"records": examples()},
         {"records": [{"text": "x"}]},
+        {"records": [*RECORDS, {"text": "x", "label": "unknown"}]},
         {"records": []},
         {"records": "text"},
         {"batch_size": 0},
