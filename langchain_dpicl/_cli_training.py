@@ -137,7 +137,7 @@ def _text(out: dict[str, Any]) -> str:
         f"paper    {out['paper']}",
     ]
     if out["options"]:
-        lines += ["", "batches at equal epsilon and equal epochs:"]
+        lines += ["", "batches at equal epsilon and equal epochs (noise roughly: up to some percent more than needed):"]
         lines.append(f"  {'batch':>9}{'steps':>9}{'noise':>9}{'on the average':>17}{'in clips':>11}")
         lines += [_option_text(option) for option in out["options"]]
     return "\n".join(lines)

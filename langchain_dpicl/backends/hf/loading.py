@@ -70,16 +70,34 @@ def load(
     tokenizer = _tokenizer(tokenizer, model)
     if isinstance(model, str | os.PathLike):
         model = _from_folder(_folder(model), dtype, auto)
-        device = device or _best_device()
+        device = _best_device() if device is None else device
     elif dtype is not None and str(model.dtype) != f"torch.{dtype}":
         raise ConfigurationError(
             f"expected a model object in dtype {dtype}, found {model.dtype}: its weights are yours and are not "
             "converted here; call model.to(...) before, or pass the path of the model"
         )
     if device is not None and str(model.device) != device:
-        model.to(device)
+        _move(model, device)
     model.eval()
     return model, tokenizer
+
+
+def _move(model: Any, device: Any) -> None:
+    """Brings a model to a device.
+
+    Raises:
+      ConfigurationError: there is no such device, or no room on it.
+    """
+    try:
+        model.to(device)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        kind = type(error).__name__
+    else:
+        return
+    import torch
+
+    here = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    raise ConfigurationError(f"expected a device that takes the model ({here}), found device={device!r}: {kind}")
 
 
 def _check_installed() -> None:
@@ -120,6 +138,10 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
         raise ConfigurationError("expected a tokenizer with a model object, found None; pass tokenizer=...")
     tokenizer = model if tokenizer is None else tokenizer
     if not isinstance(tokenizer, str | os.PathLike):
+        if not hasattr(tokenizer, "get_vocab"):
+            raise ConfigurationError(
+                f"expected a tokenizer of transformers, or the path of one, found {type(tokenizer).__name__}"
+            )
         return tokenizer
     from transformers import AutoTokenizer
 

@@ -77,6 +77,15 @@ class TestFolders:
         assert captured.out == captured.err == ""
         assert logging.is_progress_bar_enabled()
 
+    @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+    def test_a_device_that_is_not_there_is_refused(self, folder, device):
+        with pytest.raises(ConfigurationError, match=f"found device='{device}'"):
+            HuggingFaceBackend(folder, device=device, **LENGTHS)
+
+    def test_a_tokenizer_of_another_type_is_refused(self, folder):
+        with pytest.raises(ConfigurationError, match="expected a tokenizer of transformers"):
+            HuggingFaceBackend(folder, 3, **LENGTHS)
+
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
     def test_a_folder_is_loaded_in_the_dtype_asked_for(self, folder, dtype):
         backend = HuggingFaceBackend(folder, dtype=dtype, device="cpu", **LENGTHS)
