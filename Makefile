@@ -17,7 +17,7 @@ MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
-# The vault is covered by its own tests: tracing all the others would nearly double their time.
+# The vault is covered by its own tests, but for the longest: tracing all the others would nearly double their time.
 VAULT_TESTS = tests/unit_tests/privacy
 
 .PHONY: demo test planted check-source check-wheel lint leaks cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts model clean
@@ -30,9 +30,9 @@ test leaks: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv-test/.ready  ## lint, types, import contracts, then every test with sockets closed
 	$(MAKE) --no-print-directory -j 2 check-source check-wheel
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted" --cov --cov-report=term:skip-covered $(VAULT_TESTS) $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "traced and not planted" --cov --cov-report=term:skip-covered $(VAULT_TESTS) $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted" --ignore=$(VAULT_TESTS) $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "not traced and not planted" $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_leaks.py --lowest
 
 planted: .venv-test/.ready  ## bugs planted on purpose: every one has to turn a test red

@@ -307,6 +307,8 @@ class TestTheJudge:
         halves = [column(str(half), _half(right, half), half) for half in (0, 1)]
         assert faults(halves, expected=many) == []
         assert faults(halves[:1], expected=many) == ["half 1 of the cells: no version ran it"]
+        assert faults(halves[:1], expected=many, is_half_enough=True) == []
+        assert faults([], expected=many, is_half_enough=True) == ["expected at least one version, found none"]
         assert faults([replace(halves[0], half=None)], expected=many)[0] == "0, channel 0, batch: did not run"
         assert faults([halves[0], replace(halves[0], half=1)], expected=many)[0] == "0, channel 0, batch: did not run"
         assert "expected at least 22 channels, found 21" in faults([column("1", right[6:])], expected=many[1:])[0]
@@ -373,7 +375,7 @@ class TestTheCheck:
         cells = [replace(cell(), channel=one.name, entry=entry) for one in CHANNELS for entry in ENTRIES]
         if leaky:
             cells[7] = replace(cells[7], ours={"room": Verdict("V")})
-        monkeypatch.setattr(check_leaks, "run_all", lambda folder, *, ends: ([column("1.3.3", cells)], "no network"))
+        monkeypatch.setattr(check_leaks, "run_all", lambda *_, **__: ([column("1.3.3", cells)], "no network"))
         monkeypatch.setattr(check_leaks, "OUT", tmp_path / "out" / "leaks.md")
         assert check_leaks.main() == leaky
         shown = capsys.readouterr().out
