@@ -30,7 +30,7 @@ class ExampleFields:
     Attributes:
       text: field of the input.
       target: field of the answer.
-      pair: field of the second input; None: there is one.
+      pair: field of the second input; None: there is none.
     """
 
     text: str

@@ -23,6 +23,8 @@ Kind = Literal["slots", "units"]
 
 _FEWEST = 16
 """Columns that are computed at least; their number is a power of two, so that few shapes are tried out."""
+_LOOKED_AT = 2048
+"""Numbers of one place that are looked at before a shape is trusted."""
 
 
 class Head:
@@ -97,18 +99,24 @@ class Head:
         return self._tried[key]
 
     def _keeps_apart(self, states: torch.Tensor, count: int, *, wherever: bool) -> bool:
-        """Tries a shape out with made-up states: one in half of the places, beside others."""
-        coins = torch.Generator().manual_seed(0)
+        """Tries a shape out with made-up states: one in half of the places, beside others, again and again.
+
+        Few columns of one state may keep their bits by luck: as many numbers are looked at, however few the columns.
+        """
+        coins = torch.Generator().manual_seed(0)  # of public numbers, which protect nobody
         size, half = len(states), (len(states) + 1) // 2
-        made = torch.randn((5, *states.shape), generator=coins)
         ids = torch.arange(count, device=states.device) * (self.width // count)
+        for _ in range(max(1, _LOOKED_AT // count)):
+            made = torch.randn((5, *states.shape), generator=coins)
 
-        def answers(number: int) -> torch.Tensor:
-            is_probe = (torch.arange(size) < half) == (number % 2 == 0)
-            mixed = torch.where(is_probe[:, None], made[4, :1], made[number])
-            return self.some(mixed.to(states), ids)
+            def answers(number: int, made: torch.Tensor = made) -> torch.Tensor:
+                is_probe = (torch.arange(size) < half) == (number % 2 == 0)
+                mixed = torch.where(is_probe[:, None], made[4, :1], made[number])
+                return self.some(mixed.to(states), ids)
 
-        return keeps_apart(answers, half, wherever=wherever)
+            if not keeps_apart(answers, half, wherever=wherever):
+                return False
+        return True
 
     @property
     def width(self) -> int:

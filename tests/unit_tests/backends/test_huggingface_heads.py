@@ -246,6 +246,24 @@ class TestRowsThatMoveEachOther:
         assert backend._engine.body.head._tried == {("slots", 6, 16): True, ("units", 4, 16): False}
 
 
+    @pytest.mark.parametrize("moved", ["by others", "by place"])
+    def test_now_and_then_are_found_out(self, monkeypatch, moved):
+        backend = engine()
+        opened(backend).logits(None)
+        real = heads.Head.some
+
+        def some(head, states, ids):
+            logits = real(head, states, ids)
+            by = {"by others": logits.abs().amax(dim=0), "by place": torch.arange(len(logits))[:, None]}[moved]
+            return torch.where(states[:, :1] > 1.5, logits + 1e-3 * by, logits)  # one state of fifteen
+
+        monkeypatch.setattr(heads.Head, "some", some)
+        for units in (False, True):
+            opened(backend, units=units).logits(COLUMNS)
+        found = backend._engine.body.head._tried
+        assert found == {("slots", 6, 16): moved == "by place", ("units", 4, 16): False}
+
+
 class TestModelsThatKeepTheirOutputLayer:
     def test_what_nobody_knows_of_happens_to_their_logits(self):
         model = tiny_hf.llama()
