@@ -17,10 +17,8 @@ MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
-# The vault is covered by its own tests, but for the longest: tracing all the others would nearly double their time.
-VAULT_TESTS = tests/unit_tests/privacy
 
-.PHONY: demo test planted check-source check-wheel lint leaks cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts model clean
+.PHONY: demo test planted check-source check-wheel check-leaks lint leaks faults cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-ledger postgres model clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -28,14 +26,12 @@ demo: .venv/.ready  ## the main job, offline: private questions in, private demo
 # Many processes import the same: what one compiles, the others find.
 test leaks: export PYTHONDONTWRITEBYTECODE =
 
-test: .venv-test/.ready  ## lint, types, import contracts, then every test with sockets closed
-	$(MAKE) --no-print-directory -j 2 check-source check-wheel
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "traced and not planted" --cov --cov-report=term:skip-covered $(VAULT_TESTS) $(PYTEST_ARGS)
+test:  ## lint, types, import contracts, the wheel, the leak table, then every test with sockets closed
+	$(MAKE) --no-print-directory -j 2 postgres check-wheel check-source check-leaks
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not traced and not planted" $(PYTEST_ARGS)
-	.venv-test/bin/python tests/check_leaks.py --lowest
 
-planted: .venv-test/.ready  ## bugs planted on purpose: every one has to turn a test red
+planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has to turn a test red
 	.venv-test/bin/pytest -n 2 --dist worksteal -m planted $(PYTEST_ARGS)
 
 check-source: .venv-test/.ready
@@ -44,8 +40,12 @@ check-source: .venv-test/.ready
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
 
-check-wheel: .venv-test/.ready  ## the README's install and code, in an empty environment
-	.venv-test/bin/python tests/check_wheel.py
+# Makes its own environment, while that of the tests is made.
+check-wheel:  ## the README's install and code, in an empty environment
+	$(PYTHON) tests/check_wheel.py
+
+check-leaks: .venv-test/.ready  ## every channel of the leak table, on the lowest langchain-core
+	.venv-test/bin/python tests/check_leaks.py --lowest
 
 lint: .venv-test/.ready
 	.venv-test/bin/ruff check --fix .
@@ -55,6 +55,9 @@ lint: .venv-test/.ready
 
 leaks: .venv-test/.ready  ## what could overhear a private call, and did not: every channel, on three versions of langchain-core
 	.venv-test/bin/python tests/check_leaks.py
+
+faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
+	.venv-test/bin/python tests/check_faults.py $(ARGS)
 
 cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this machine (or --real, with keys: cassettes/README.md)
 	.venv-test/bin/python -m tests.cassettes $(ARGS)
@@ -79,6 +82,17 @@ bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per 
 
 bench-soft-prompts: .venv-bench/.ready  ## soft prompts and prefixes under DP-SGD: accuracy by epsilon, speed and memory beside peft and Opacus (or ARGS="--parts speed")
 	.venv-bench/bin/python benchmarks/bench_soft_prompts.py --data $(if $(filter file,$(origin DATA)),$(SOFT_DATA),$(DATA)) --corpus $(CORPUS) --public $(SOFT_PUBLIC) $(ARGS)
+
+bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
+	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)
+
+# Ledgers in PostgreSQL are tested on a real server, which each test process starts for itself. Where none can be
+# installed those tests are skipped and say so; on CI they fail.
+postgres:
+	@command -v postgres > /dev/null || ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || { \
+	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install postgresql > /dev/null; \
+	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data

@@ -1,8 +1,9 @@
 """A small RoBERTa-like masked model, made from public text in minutes, and kept. Knows no private data and no privacy.
 
-It begins with word vectors from counts of what stands near what. Then it fills gaps, and learns many small lessons:
-tell some labels of a shelf apart, by words that are drawn per lesson, behind a prompt that is the lesson's own and is
-learnt beside the weights. So prompts decide what it says, and a new one can be trained while the model stays frozen.
+It begins with word vectors from counts of what stands near what. Then it fills gaps now and then, and learns many small
+lessons: tell some labels of a shelf apart, by words that are drawn per lesson, behind a prompt that is the lesson's own
+and is learnt beside the weights. So prompts decide what it says, and a new one can be trained while the model stays
+frozen. Lessons with words of their own are asked oftener, and in one step of three without their prompts.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ DRAWN = (*COLOURS, *ANSWERS)
 """Words that stand for labels in the other lessons."""
 _PAD = 1
 _HIDDEN_SHARE, _WINDOW, _SPREAD = 0.15, 4, 0.1
+_OWN_SHARE = 0.25
+"""Of the rows behind prompts, those of the lessons with words of their own."""
 _FEWEST = 100.0
 # Neighbours that a token needs for its counts to say something; the others begin at random.
 
@@ -56,30 +59,29 @@ class BaseSize:
       length: tokens of a text at most.
       prompt: virtual tokens of a lesson's prompt.
       lessons: with drawn labels and words, beside those with words of their own.
-      steps, batch: of training; every third step fills gaps.
-      last: steps behind those, of the lessons with words of their own alone, every other without a prompt.
+      steps, batch: of training; every sixth step fills gaps.
       learning_rate: at its highest.
       most_chars: of each plain file.
     """
 
-    layers: int = 4
+    layers: int = 2
     width: int = 128
     heads: int = 4
     vocabulary: int = 6_000
     length: int = 40
     prompt: int = 8
-    lessons: int = 60
-    steps: int = 600
-    last: int = 200
-    batch: int = 48
-    learning_rate: float = 1e-3
+    lessons: int = 120
+    steps: int = 2_400
+    batch: int = 64
+    learning_rate: float = 2e-3
     most_chars: int = 1_000_000
 
     @property
     def shown(self) -> str:
         """What it is, in words."""
-        made = f"{self.steps:,} + {self.last:,} steps x {self.batch}"
-        return f"{self.layers} layers x {self.width}, vocabulary {self.vocabulary:,}, {made}"
+        return (
+            f"{self.layers} layers x {self.width}, vocabulary {self.vocabulary:,}, {self.steps:,} steps x {self.batch}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,8 +118,6 @@ def base_model(size: BaseSize, read: Callable[[], Corpus], *, kept: Path, say: C
         model = make_model(size, vocabulary=len(tokenizer), vectors=near_vectors(ids, len(tokenizer), size.width))
         say(f"tokenizer and word vectors, {time.perf_counter() - began:.0f} s")
         losses = taught(model, tokenizer, corpus, ids, size, say=say)
-        last = dataclasses.replace(size, steps=size.last, lessons=0)
-        losses += taught(model, tokenizer, corpus, [], last, say=say)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     made = {"size": dataclasses.asdict(size), "seconds": time.perf_counter() - began, "losses": losses}
@@ -215,10 +215,7 @@ def _lesson(
 def taught(
     model: Any, tokenizer: Any, corpus: Corpus, ids: list[list[int]], size: BaseSize, *, say: Callable[[str], None]
 ) -> list[float]:
-    """Trains all weights, and the prompts of the lessons; returns the mean loss of the lessons per hundred steps.
-
-    Without `ids` no gaps are filled.
-    """
+    """Trains all weights, and the prompts of the lessons; returns the mean loss of the lessons per hundred steps."""
     coins = random.Random(2)
     every = lessons(tokenizer, corpus, size)
     prompted = PromptedModel(model.eval(), method="soft_prompt", kind="masked_lm")
@@ -228,11 +225,11 @@ def taught(
     told: list[float] = []
     losses: list[float] = []
     for step in range(size.steps):
-        is_gaps = bool(ids) and step % 3 == 2
+        is_gaps = step % 6 == 2
         loss = (
             _gap_loss(model, coins.choices(ids, k=size.batch), size)
             if is_gaps
-            else _lesson_loss(prompted, every, prompts, size, coins, alone=step % (6 if ids else 2) == 0)
+            else _lesson_loss(prompted, every, prompts, size, coins, alone=step % 3 == 0)
         )
         rule.zero_grad(set_to_none=True)
         loss.backward()
@@ -269,7 +266,8 @@ def _lesson_loss(
     alone: bool,
 ) -> torch.Tensor:
     """Returns the loss of one row per drawn lesson; alone: lessons with words of their own, without their prompts."""
-    numbers = [coins.randrange(len(WORDS) if alone else len(every)) for _ in range(size.batch)]
+    own, whole = len(WORDS), len(every)
+    numbers = [coins.randrange(own if alone or coins.random() < _OWN_SHARE else whole) for _ in range(size.batch)]
     read, right = [], []
     for number in numbers:
         lesson = every[number]

@@ -224,7 +224,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, nargs="+", default=[], help="labelled files for accuracy")
     parser.add_argument("--limit", type=int, default=400, help="questions of each")
     parser.add_argument("--runs", type=int, default=1, help="prompts per cell")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, help="expected records of a step; by default 128, or 1,024")
     parser.add_argument("--clip", type=float, default=0.1)
     parser.add_argument("--rate", type=float, default=0.02, help="of Adam, for prompts")

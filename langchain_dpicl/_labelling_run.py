@@ -16,9 +16,11 @@ from tqdm.auto import tqdm
 
 from langchain_dpicl._labelling_options import InputWording, check_paid, draft_pool, key_of
 from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LabellingInterruptedError,
@@ -69,6 +71,11 @@ class LabellingRun(Uncopyable):
         self._growing = threading.Lock()
 
     @property
+    def may_wait(self) -> bool:
+        """Whether the ledger may have to be waited for, which async code does off the event loop."""
+        return self._budget.durable
+
+    @property
     def queries_left(self) -> int:
         """Inputs that can still be labelled, or at least tested."""
         return self._teachers.left
@@ -107,16 +114,16 @@ class LabellingRun(Uncopyable):
         """Is `run`, awaitable; the teachers of one input are asked concurrently."""
         async for _ in self.astream(progress=progress):
             pass
-        return self.pool
+        return await aside(lambda: self.pool, is_slow=self.may_wait)
 
     def stream(self, *, progress: bool | None = None) -> Iterator[PoolEntry]:
         """Yields each input as soon as it is labelled or rejected; errors as in `run`."""
-        with self._bar(progress) as bar:
+        with self._bar(progress, self._payable()) as bar:
             for place in self._waiting():
                 failure = ""
                 with self._events() as events, self._carried():
                     try:
-                        is_done = drive(self._in_turn(place, events))
+                        is_done = drive(self._in_turn(place, events, _caller()))
                     except ModelCallError as error:
                         failure = str(error)
                 self._check_done(failure)
@@ -128,13 +135,14 @@ class LabellingRun(Uncopyable):
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[PoolEntry]:
         """Is `stream`, awaitable."""
-        with self._bar(progress) as bar:
+        is_slow = self.may_wait
+        with self._bar(progress, await aside(self._payable, is_slow=is_slow)) as bar:
             for place in self._waiting():
                 failure = ""
                 async with self._events() as events:
                     with self._carried():
                         try:
-                            is_done = await adrive(self._in_turn(place, events))
+                            is_done = await adrive(self._in_turn(place, events, _caller()), is_slow=is_slow)
                         except ModelCallError as error:
                             failure = str(error)
                 self._check_done(failure)
@@ -142,7 +150,7 @@ class LabellingRun(Uncopyable):
                     break
                 self._tick(bar)
                 yield self._entries[place]
-        self._settle()
+        await aside(self._settle, is_slow=is_slow)
 
     def label(self, given: Any) -> PoolEntry:
         """Labels one more public input, at the cost of one query; free where it has its answer already.
@@ -155,20 +163,20 @@ class LabellingRun(Uncopyable):
         place = self._place(given)
         if self._entries[place].status == "waiting":
             with self._events() as events, self._carried():
-                if not drive(self._in_turn(place, events)):
+                if not drive(self._in_turn(place, events, _caller())):
                     raise self._spent()
             self._settle()
         return self._entries[place]
 
     async def alabel(self, given: Any) -> PoolEntry:
         """Is `label`, awaitable."""
-        place = self._place(given)
+        place = await aside(lambda: self._place(given), is_slow=self.may_wait)
         if self._entries[place].status == "waiting":
             async with self._events() as events:
                 with self._carried():
-                    if not await adrive(self._in_turn(place, events)):
+                    if not await adrive(self._in_turn(place, events, _caller()), is_slow=self.may_wait):
                         raise self._spent()
-            self._settle()
+            await aside(self._settle, is_slow=self.may_wait)
         return self._entries[place]
 
     def _place(self, given: Any) -> int:
@@ -180,9 +188,8 @@ class LabellingRun(Uncopyable):
                 self._entries.append(PoolEntry(fields=fields, label=None, status="waiting"))
             return place
 
-    def _in_turn(self, place: int, events: RunEvents) -> Walk[bool]:
+    def _in_turn(self, place: int, events: RunEvents, me: tuple[int, int | None]) -> Walk[bool]:
         """Labels one input when nobody else does (a walk): one after the other, whoever asks."""
-        me = _caller()
         if self._holder == me or not (yield Turn(self._gate)):  # to wait would be to wait for ever
             msg = "label: expected no call from within another, nor a blocking one beside it below an event loop."
             raise ConfigurationError(f"{msg} Take alabel.")
@@ -279,9 +286,13 @@ class LabellingRun(Uncopyable):
         )
         return PrivacyBudgetExceededError(msg, requested=1, remaining=0)
 
-    def _bar(self, progress: bool | None) -> Any:
+    def _payable(self) -> int:
+        """Returns how many of the inputs that wait can be paid for."""
+        return min(self.queries_left, sum(entry.status == "waiting" for entry in self._entries))
+
+    @staticmethod
+    def _bar(progress: bool | None, total: int) -> Any:
         hidden = None if progress is None else not progress
-        total = min(self.queries_left, sum(entry.status == "waiting" for entry in self._entries))
         return tqdm(total=total, unit="input", desc="private labels", disable=hidden, leave=False)
 
     @staticmethod
@@ -290,7 +301,8 @@ class LabellingRun(Uncopyable):
             bar.update()
 
     def __repr__(self) -> str:
-        return f"PromptPATELabeler(component={self._share.component!r}, queries_left={self.queries_left})"
+        left = shown_left(lambda: self.queries_left)
+        return f"PromptPATELabeler(component={self._share.component!r}, queries_left={left})"
 
 
 def _caller() -> tuple[int, int | None]:

@@ -31,7 +31,9 @@ from langchain_dpicl._selector_options import (
     text_of,
 )
 from langchain_dpicl._strategies import Strategy, StrategyName
+from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.walk import adrive, drive
+from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling import PromptPATELabeler
@@ -189,7 +191,7 @@ class PoolSelector(BaseExampleSelector):
         if (given := self._given(example)) is not None:
             return given.label
         entry = await self._teachers().alabel(example)
-        if (news := self._adopt(entry)) is not None:
+        if (news := await self._aadopt(entry)) is not None:
             await self._strategy.aadd(*news)
         return entry.label
 
@@ -208,7 +210,7 @@ class PoolSelector(BaseExampleSelector):
 
     async def aadd_public_example(self, example: Mapping[str, str]) -> None:
         """Is `add_public_example`, awaitable."""
-        if (news := self._adopt(public_entry(self._labels, example))) is not None:
+        if (news := await self._aadopt(public_entry(self._labels, example))) is not None:
             await self._strategy.aadd(*news)
 
     def choose_student(
@@ -236,7 +238,8 @@ class PoolSelector(BaseExampleSelector):
         """Is `choose_student`, awaitable."""
         wanted = StudentOptions(calibrate=calibrate, **numbers)
         work = await asyncio.to_thread(StudentWork.of, self._model(llm), *task_of(self._labels), wanted)
-        return self._keep(await adrive(work.choose(self._labels, wanted, progress=progress)))
+        choice = await adrive(work.choose(self._labels, wanted, progress=progress))
+        return await aside(lambda: self._keep(choice), is_slow=self._may_wait)
 
     def with_strategy(self, strategy: StrategyName | None = None, **options: Any) -> Self:
         """Returns a selector over the pool as it is now that selects, or shows, otherwise; free.
@@ -316,6 +319,14 @@ class PoolSelector(BaseExampleSelector):
                 self._labels = replace(self._labels, report=self._labeler.pool.report)
         return (self._labels.example_of(entry), text_of(entry)) if is_news and entry.label is not None else None
 
+    async def _aadopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
+        return await aside(lambda: self._adopt(entry), is_slow=self._may_wait)
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether a change of the pool may have to wait for a ledger: that of its own report, or of another's."""
+        return self._labeler is not None and self._labeler.may_wait
+
     def _escaped(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:
         if not self.escape_braces:
             return examples
@@ -337,4 +348,5 @@ class PoolSelector(BaseExampleSelector):
 
     def __repr__(self) -> str:
         strategy, count = self._options["strategy"], len(self._labels.examples)
-        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={self.queries_left})"
+        left = shown_left(lambda: self.queries_left)
+        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={left})"

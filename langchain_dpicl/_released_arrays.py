@@ -112,10 +112,14 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
       files: file name to content.
 
     Raises:
-      ConfigurationError: there is something else at `path`: a file, or a folder with files of other names.
+      ConfigurationError: there is something else at `path`: a file, or a folder with files of other names; or there is
+        no folder around it.
       OSError: it cannot be written; what was at `path` is then still there.
     """
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        found = os.fspath(path)
+        raise ConfigurationError(f"expected a path in a folder that exists, found {found!r}; make that folder first")
     _check_replaceable(target, files)
     mark = secrets.token_hex(8)
     part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")

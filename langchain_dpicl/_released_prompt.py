@@ -262,12 +262,17 @@ class ReleasedPrompt(BaseModel):
 
         A LangChain model is probed in a thread, so the event loop goes on meanwhile.
         """
+        from langchain_dpicl.callbacks import may_wait
         from langchain_dpicl.run_events import refusals_awaited
 
         options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
         template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
         engine = await asyncio.to_thread(_engine, llm)
-        synthesizer = await refusals_awaited(lambda: _synthesizer(private, engine, example_prompt, generation), config)
+        synthesizer = await refusals_awaited(
+            lambda: _synthesizer(private, engine, example_prompt, generation),
+            config,
+            is_slow=may_wait(budget, config),
+        )
         return template.with_released(await synthesizer.arun(progress=progress))
 
     @classmethod

@@ -10,7 +10,8 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 
 _TERMS = ("component", "ledger_id", "dataset_id", "adjacency")
+_FOLLOWING = re.compile(r"release\.|(epochs|implementation_delta|noise_scale|sampling_rate|width)$")
+"""Public numbers that follow from others, and are told where nothing else differs."""
+_NOTHING = "nothing"
 _FORM = FileForm(
     "training checkpoint",
     "langchain-dpicl/training-checkpoint",
@@ -62,13 +66,16 @@ class Checkpoint:
         write_whole(path, _FORM.text({**terms, "public": dict(self.public), "step": self.state.step, **vectors}))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, width: int, num_moments: int) -> Checkpoint:
+    def load(
+        cls, path: str | os.PathLike[str], *, width: int | None = None, num_moments: int | None = None
+    ) -> Checkpoint:
         """Reads a file that `save` wrote, and nothing else.
 
         Args:
           path: the file.
-          width: length of every vector.
-          num_moments: how many vectors stand beside the weights.
+          width: length of every vector; None: as many as the weights have.
+          num_moments: how many vectors stand beside the weights; None: any number. A run that goes on has to ask for
+            both (`check_sizes`), once it is clear that the file is its own.
 
         Raises:
           ConfigurationError: the content is not what `save` writes for such a run.
@@ -79,15 +86,29 @@ class Checkpoint:
         if not all(isinstance(value, str) for value in terms.values()):
             raise fail("training checkpoint", "text under " + ", ".join(_TERMS), "another type")
         moments = found["moments"]
-        if not isinstance(moments, list) or len(moments) != num_moments:
-            number = len(moments) if isinstance(moments, list) else type(moments).__name__
-            raise fail("training checkpoint: moments", f"a list of {num_moments} vectors", number)
+        if not isinstance(moments, list):
+            raise fail("training checkpoint: moments", "a list of vectors", type(moments).__name__)
+        weights = _weights(_vector("weights", found["weights"], width))
         state = OptimizerState(
             check_int("training checkpoint: step", found["step"], low=0),
-            _weights(_vector("weights", found["weights"], width)),
-            tuple(_vector(f"moments[{place}]", moment, width) for place, moment in enumerate(moments)),
+            weights,
+            tuple(_vector(f"moments[{place}]", moment, len(weights)) for place, moment in enumerate(moments)),
         )
-        return cls(**terms, public=plain("training checkpoint: public", found["public"]), state=state)
+        read = cls(**terms, public=plain("training checkpoint: public", found["public"]), state=state)
+        read.check_sizes(width=width, num_moments=num_moments)
+        return read
+
+    def check_sizes(self, *, width: int | None, num_moments: int | None) -> None:
+        """Refuses vectors of another length or number; None: any.
+
+        Raises:
+          ConfigurationError: there are others.
+        """
+        found = len(self.state.weights), len(self.state.moments)
+        if width not in {None, found[0]}:
+            raise fail("training checkpoint: weights", f"{width} float64 numbers", found[0])
+        if num_moments not in {None, found[1]}:
+            raise fail("training checkpoint: moments", f"a list of {num_moments} vectors", found[1])
 
     def check_is_of(self, *, component: str, ledger_id: str, dataset_id: str, adjacency: str, public: Any) -> None:
         """Refuses to go on as another run: on another ledger, of other examples, of another plan or model.
@@ -95,13 +116,27 @@ class Checkpoint:
         Raises:
           ConfigurationError: a term differs.
         """
-        wanted = (component, ledger_id, dataset_id, adjacency)
-        other = [name for name, value in zip(_TERMS, wanted, strict=True) if getattr(self, name) != value]
         shown = json.loads(json.dumps(dict(public)))  # tuples are lists in files
-        other += sorted(key for key in {*self.public, *shown} if self.public.get(key) != shown.get(key))
+        ours = dict(zip(_TERMS, (component, ledger_id, dataset_id, adjacency), strict=True)) | dict(_leaves(shown))
+        theirs = {name: getattr(self, name) for name in _TERMS} | dict(_leaves(self.public))
+        other = {name for name in {*ours, *theirs} if ours.get(name, _NOTHING) != theirs.get(name, _NOTHING)}
         if other:
-            advice = "Take another file for this run, or give the plan, model and ledger that the file was made with."
-            raise fail("checkpoint", "the state of this very run", f"another in {other}", advice)
+            told = sorted(name for name in other if not _FOLLOWING.match(name)) or sorted(other)
+            found = [(name, theirs.get(name, _NOTHING), ours.get(name, _NOTHING)) for name in told]
+            differs = [f"{name}: {there!r:.80} in the file, {here!r:.80} here" for name, there, here in found]
+            raise ConfigurationError(
+                f"checkpoint: expected the state of this very run, found another's ({'; '.join(differs)}). "
+                "Take another file for this run, or give the plan, model and ledger that the file was made with."
+            )
+
+
+def _leaves(value: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a JSON object with the paths of their keys."""
+    for key, one in value.items():
+        if isinstance(one, Mapping):
+            yield from _leaves(one, f"{within}{key}.")
+        else:
+            yield within + key, one
 
 
 def checked_path(path: Any) -> Path | None:
@@ -124,7 +159,7 @@ def _text(values: Floats) -> str:
     return base64.b64encode(values.astype("<f8").tobytes()).decode("ascii")
 
 
-def _vector(name: str, text: object, width: int) -> Floats:
+def _vector(name: str, text: object, width: int | None) -> Floats:
     """Returns a vector of a file, its length and its numbers checked."""
     raw = b""
     if isinstance(text, str):
@@ -132,8 +167,9 @@ def _vector(name: str, text: object, width: int) -> Floats:
             raw = base64.b64decode(text.encode("ascii", "replace"), validate=True)
         except binascii.Error:
             raw = b""
-    if len(raw) != 8 * width:
-        raise ConfigurationError(f"training checkpoint: {name}: expected the base64 of {width} float64 numbers.")
+    if len(raw) % 8 or len(raw) != 8 * (width or len(raw) // 8) or not raw:
+        many = "" if width is None else f"{width} "
+        raise ConfigurationError(f"training checkpoint: {name}: expected the base64 of {many}float64 numbers.")
     values = np.frombuffer(raw, dtype="<f8").astype(np.float64)
     if not np.isfinite(values).all():
         raise ConfigurationError(f"training checkpoint: {name}: expected finite numbers.")

@@ -51,6 +51,12 @@ class ExampleFields:
         if target is None:
             advice = "Declare PrivateExamples(label_key=..., labels=...), or fields=(...) and give target_key=."
             raise fail("target_key", "the field that holds the answer", target, advice)
+        if task.writes_text and private.labels and target_key is None:
+            advice = (
+                "Give labels=[...] or verbalizers={...}, of which the prompt chooses one; or target_key=, if it is to "
+                "write the label as a text."
+            )
+            raise fail("labels", "a task with labels, as the examples have some", "one that writes texts", advice)
         found = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
         for name, key in found.items():
             if key not in private.fields:

@@ -7,26 +7,30 @@ private record and no mechanism.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_dpicl._ledger_places import Where, closed_on_error, made_at, opened_at
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    DPICLError,
+    LedgerError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
+from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, GdpPool, JointPlan, ZCdpPool
 from langchain_dpicl.privacy.report import PrivacyReport
-from langchain_dpicl.privacy.stores import LedgerStore
+from langchain_dpicl.privacy.stores import LedgerAnchor
 
 
 class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
@@ -40,8 +44,10 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
       epsilon: limit for the ledger's whole life.
       delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
       adjacency: the neighbouring relation of everything on this ledger.
-      store: where the ledger lives; None: in memory, which dies with this process.
-      name: public name for reports.
+      store: where the ledger lives: a store, or the path of an EXISTING SQLite ledger (or `postgresql://...`), whose
+        limits must be those given; `create` makes one. None: in memory, which dies with this process.
+      name: public name for reports; with a path, which of the ledgers there.
+      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
 
     Attributes:
       budget: the budget, for components and for `declare`.
@@ -49,6 +55,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
     Raises:
       ConfigurationError: an argument is out of range.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
+      LedgerError: no ledger is there, it is broken, cannot be read, or is not the one that the anchor knows.
 
     Example:
       >>> handler = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6)
@@ -65,14 +72,70 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         delta: float,
         *,
         adjacency: Adjacency = "add_remove",
-        store: LedgerStore | None = None,
+        store: Where | None = None,
         name: str = "budget",
+        anchor: LedgerAnchor | None = None,
     ) -> None:
         super().__init__()
-        self.budget = Budget(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name)
+        opened = None if store is None else opened_at(store, name)
+        limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
+        with closed_on_error(opened, store):
+            self.budget = Budget(**limits, store=opened, anchor=anchor)
 
     @classmethod
-    def from_budget(cls, budget: Budget) -> PrivacyBudgetCallbackHandler:
+    def open(cls, store: Where, *, name: str = "budget", anchor: LedgerAnchor | None = None) -> Self:
+        """Opens a ledger that exists, with its own limits; never makes one.
+
+        Args:
+          store: a path, `postgresql://...`, or a store.
+          name: which of the ledgers there; a store has only one.
+          anchor: a second place that remembers the ledger's last line.
+
+        Raises:
+          LedgerError: no ledger is there, it is broken, cannot be read, or is not the one that the anchor knows.
+        """
+        opened = opened_at(store, name)
+        with closed_on_error(opened, store):
+            return cls.from_budget(Budget.open(opened, anchor=anchor))
+
+    @classmethod
+    def create(
+        cls,
+        store: Where,
+        *,
+        epsilon: float,
+        delta: float,
+        adjacency: Adjacency = "add_remove",
+        name: str = "budget",
+        anchor: LedgerAnchor | None = None,
+    ) -> Self:
+        """Makes a ledger, once; afterwards it is opened.
+
+        Args:
+          store: a path, `postgresql://...`, or a store that holds no ledger yet.
+          epsilon: limit for the ledger's whole life.
+          delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
+          adjacency: the neighbouring relation of everything on this ledger.
+          name: public name of the ledger; a database may hold several.
+          anchor: a second place that remembers the ledger's last line.
+
+        Raises:
+          ConfigurationError: an argument is out of range; nothing was made.
+          LedgerError: a ledger of that name is there already, or none can be written.
+        """
+        check_epsilon(epsilon)
+        check_delta(delta)
+        check_adjacency(adjacency)
+        check_name("name", name)
+        made = made_at(store, name)
+        if made.header() is not None:
+            raise LedgerError(f"store: expected no ledger yet, found one ({made.description}). Open it.")
+        with closed_on_error(made, store):
+            budget = Budget(epsilon=epsilon, delta=delta, adjacency=adjacency, store=made, name=name, anchor=anchor)
+            return cls.from_budget(budget)
+
+    @classmethod
+    def from_budget(cls, budget: Budget) -> Self:
         """Returns a handler that carries an existing budget."""
         handler = cls.__new__(cls)
         BaseCallbackHandler.__init__(handler)
@@ -124,6 +187,10 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         """Binds private examples to the ledger; see `Budget.bind`."""
         self.budget.bind(private)
 
+    def close(self) -> None:
+        """Closes the ledger's store; see `Budget.close`."""
+        self.budget.close()
+
     def _ignored(self) -> bool:
         return True
 
@@ -159,25 +226,28 @@ def get_privacy_budget_callback(
     delta: float | None = None,
     *,
     adjacency: Adjacency = "add_remove",
-    store: LedgerStore | None = None,
+    store: Where | None = None,
     name: str = "budget",
+    anchor: LedgerAnchor | None = None,
     handler: PrivacyBudgetCallbackHandler | Budget | None = None,
 ) -> Iterator[PrivacyBudgetCallbackHandler]:
     """Makes a budget the one that components find while the block runs.
 
     Args:
-      epsilon: limit of a new ledger (not with `handler`).
-      delta: limit of a new ledger (not with `handler`).
-      adjacency: neighbouring relation of a new ledger.
-      store: where a new ledger lives; None: in memory, which dies with this process.
-      name: public name of a new ledger.
-      handler: an existing handler or budget to use instead of a new ledger.
+      epsilon: limit of the ledger (not with `handler`); with `store`, None takes the ledger's own limits.
+      delta: limit of the ledger (not with `handler`); with `store`, None takes the ledger's own limits.
+      adjacency: neighbouring relation of the ledger; not looked at where it has its own limits.
+      store: where the ledger lives: as for `PrivacyBudgetCallbackHandler`. None: in memory, which dies with this
+        process.
+      name: public name of the ledger.
+      anchor: a second place that remembers the ledger's last line.
+      handler: an existing handler or budget to use instead of a ledger.
 
     Yields:
       The handler; its `report()` stays readable after the block.
 
     Raises:
-      ConfigurationError: neither limits nor a handler, both, or a handler of another type.
+      ConfigurationError: neither limits nor a ledger nor a handler, both, or a handler of another type.
 
     Example:
       >>> with get_privacy_budget_callback(epsilon=1.0, delta=1e-6) as budget:
@@ -185,13 +255,19 @@ def get_privacy_budget_callback(
       >>> found is budget.budget
       True
     """
-    if (handler is None) == (epsilon is None and delta is None) or (handler is None and None in {epsilon, delta}):
-        raise ConfigurationError("get_privacy_budget_callback: expected epsilon and delta, or handler=; not both.")
-    if handler is None:
-        active = PrivacyBudgetCallbackHandler(epsilon or 0.0, delta or 0.0, adjacency=adjacency, store=store, name=name)
-    else:
+    given = [limit for limit in (epsilon, delta) if limit is not None]
+    alone = handler is not None and not given and store is None and anchor is None
+    if not alone and (handler is not None or len(given) == 1 or (store is None and not given)):
+        msg = "get_privacy_budget_callback: expected epsilon and delta, or the store= of a ledger, or handler= alone"
+        raise ConfigurationError(f"{msg}; found another choice of them.")
+    if handler is not None:
         held = budget_of(handler, "handler")
         active = PrivacyBudgetCallbackHandler.from_budget(held) if isinstance(handler, Budget) else handler
+    elif store is not None and not given:
+        active = PrivacyBudgetCallbackHandler.open(store, name=name, anchor=anchor)
+    else:
+        limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+        active = PrivacyBudgetCallbackHandler(**limits, store=store, name=name, anchor=anchor)
     token = _ACTIVE.set(active)
     try:
         yield active
@@ -249,6 +325,25 @@ def budget_of(given: Any, name: str) -> Budget:
         return given.budget
     msg = f"{name}: expected a PrivacyBudgetCallbackHandler or a Budget, found {type(given).__name__}."
     raise ConfigurationError(msg)
+
+
+def may_wait(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> bool:
+    """Whether the ledger of the budget that is found is on a disk or a server, so that its writes may take a while.
+
+    Async code then takes them off the event loop. Where no budget is found: False; whoever needs one will say so.
+    """
+    try:
+        return resolve_budget(budget, config).durable
+    except DPICLError:
+        return False
+
+
+def shown_left(left: Callable[[], int]) -> str:
+    """Returns how many tickets are left, as a repr shows it: a ledger that is out makes no repr fail."""
+    try:
+        return str(left())
+    except LedgerError as error:
+        return f"<{type(error).__name__}>"
 
 
 def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, Budget]:

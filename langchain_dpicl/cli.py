@@ -1,4 +1,4 @@
-"""The `dpicl` command: `epsilon`, `plan`, `generate`. The only room that prints.
+"""The `dpicl` command: `epsilon`, `plan`, `generate`, `ledger`. The only room that prints.
 
 Hands records to `PrivateExamples` and never shows one: not their content, not their number, not the line of a fault.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_json, read_records
+from langchain_dpicl._cli_ledger import add_ledger, done, redacted
 from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, rule_options, sizes_of
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 
@@ -37,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0; 2 after a fault that is explained on stderr; 130 after Ctrl-C. Anything unforeseen is raised.
+      0; 2 after a fault that is explained on stderr; 1 where `ledger verify` found one; 130 after Ctrl-C. Anything
+      unforeseen is raised.
     """
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    typed = sys.argv[1:] if argv is None else argv
+    parser = _parser(typed)
+    arguments = parser.parse_args(typed)
     if arguments.version:
         _say(f"dpicl {_version()}")
         return 0
@@ -50,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except (DPICLError, OSError) as error:
-        return _complain(str(error))
+        return _complain(redacted(str(error), typed))
     except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
         # Their messages quote what was read.
         return _complain(f"a file or an answer could not be read ({type(error).__name__}).")
@@ -59,14 +63,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dpicl", description="Differentially private in-context learning.")
+class _Parser(argparse.ArgumentParser):
+    """A parser that quotes no address of a database: it may hold a password."""
+
+    def __init__(self, *args: Any, typed: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._typed = typed
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        made: Any = functools.partial(_Parser, typed=self._typed)
+        return super().add_subparsers(parser_class=made, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(redacted(message, self._typed))
+
+
+def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="dpicl", description="Differentially private in-context learning.", typed=typed)
     parser.add_argument("--version", action="store_true", help="print the version and stop")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_epsilon(commands)
     add_plan(commands, run=_plan)
     _add_generate(commands)
+    add_ledger(commands, run=_ledger)
     return parser
 
 
@@ -146,6 +166,18 @@ def _published(check: dict[str, Any]) -> float | None:
 def _plan(arguments: argparse.Namespace) -> int:
     _say(planned(arguments))
     return 0
+
+
+# -- dpicl ledger ------------------------------------------------------------------------------------------------
+
+
+def _ledger(arguments: argparse.Namespace) -> int:
+    said = done(arguments)
+    if said.text:
+        _say(said.text)
+    for complaint in said.complaints:
+        _complain(redacted(complaint, [arguments.where]))
+    return said.code
 
 
 # -- dpicl generate ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 from langchain_dpicl._pool_selector import PoolSelector
@@ -21,6 +22,7 @@ from langchain_dpicl._selector_options import (
     split,
 )
 from langchain_dpicl._strategies import StrategyName
+from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -174,6 +176,10 @@ class PromptPATEExampleSelector(PoolSelector):
         return await asyncio.to_thread(cls.from_labeler, labeler, **options)
 
     @classmethod
+    def _of(cls, labeler: PromptPATELabeler, **shown: Any) -> Self:
+        return cls(labeler.pool, labeler=labeler, **shown)
+
+    @classmethod
     def _from(
         cls,
         labeler: PromptPATELabeler,
@@ -184,7 +190,7 @@ class PromptPATEExampleSelector(PoolSelector):
     ) -> Self:
         failure = ""
         with carrying(labeler):
-            selector = cls(labeler.pool, labeler=labeler, **shown)
+            selector = cls._of(labeler, **shown)
             if selector.is_searched():
                 try:
                     selector.choose_student(llm, progress=progress, **wanted.as_options())
@@ -204,7 +210,8 @@ class PromptPATEExampleSelector(PoolSelector):
     ) -> Self:
         failure = ""
         with carrying(labeler):
-            selector = cls(labeler.pool, labeler=labeler, **shown)
+            make = partial(cls._of, labeler, **shown)
+            selector = await aside(make, is_slow=labeler.may_wait)
             if selector.is_searched():
                 try:
                     await selector.achoose_student(llm, progress=progress, **wanted.as_options())

@@ -20,6 +20,8 @@ DPICLError
 +-- PrivacyBudgetExceededError       the request does not fit; carries requested and remaining
 +-- SealedShareError                 a share was changed after its first reservation
 +-- LedgerError                      the ledger is unreadable, broken or refused the record
+    +-- LedgerUnavailableError       it cannot be read, locked or written now; trying again later may work
+    +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
 """
 
 from __future__ import annotations
@@ -141,3 +143,14 @@ class SealedShareError(PrivacyBudgetError):
 
 class LedgerError(PrivacyBudgetError):
     """The ledger could not be read, verified or written; nothing was granted."""
+
+
+class LedgerUnavailableError(LedgerError):
+    """The ledger cannot be read, locked or written now: no such path, full disk, read-only, held lock, lost connection.
+
+    Nothing was granted. What was being written may stand, and stays charged if it does. Trying again may work.
+    """
+
+
+class LedgerRollbackError(LedgerError):
+    """Lines seen before, in an anchor or on a receipt are gone or changed; nothing is granted on what is left."""

@@ -22,6 +22,7 @@ from typing_extensions import override
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
+from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger import Reservation
@@ -46,6 +47,7 @@ class Tell:
     name: str
     data: Callable[[], Mapping[str, Any]]
     config: RunnableConfig
+    is_slow: bool
 
     def run(self) -> None:
         """Tells, blocking."""
@@ -53,7 +55,7 @@ class Tell:
 
     async def arun(self) -> None:
         """Tells, awaiting."""
-        await arecord_event(self.name, self.data, self.config)
+        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
 
     @override
     async def _aanswer(self, given: Any, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Any:
-        return await adrive(self._walk(given, pay, config, kwargs))
+        return await adrive(self._walk(given, pay, config, kwargs), is_slow=self._is_slow)
 
     def _walk(self, given: Any, pay: Pay, config: RunnableConfig, kwargs: Mapping[str, Any]) -> Walk[Any]:
         if kwargs:
@@ -208,7 +210,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         try:
             with self.tenants.seat(tenant) as seat:
                 seat.charged = False
-                with pay(QUERY_TEMPLATE) as ticket:
+                with pay(QUERY_TEMPLATE, tenant=tenant.known_as, tenant_cap=tenant.cap) as ticket:
                     seat.charged = True  # until it is known that the ticket did not burn
                     try:
                         outcome = yield from self._released(query, prepared, ticket, config)
@@ -222,7 +224,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         else:
             outcome = yield from self._finished(tenant, query, outcome, config)
             return (yield from self._told(outcome, "release", ticket, config))
-        yield Tell(REFUSED, lambda: self._refusal(refusal), config)
+        yield Tell(REFUSED, lambda: self._refusal(refusal), config, is_slow=False)
         outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))
 
@@ -230,13 +232,19 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Refuses what would be refused after the public calls, before they cost anything."""
         if self.on_exhausted == "raise":
             self.tenants.refuse_beyond_cap(tenant)
+            if tenant.cap is not None and self.share.used_by(tenant.name) >= tenant.cap:
+                self._refuse(tenant, pay)
             if not self.share.remaining(QUERY_TEMPLATE):
-                try:
-                    with pay(QUERY_TEMPLATE):  # refuses; a ticket that came back meanwhile goes back again
-                        pass
-                except PrivacyBudgetExceededError as error:
-                    self._explain(error)
-                    raise
+                self._refuse(tenant, pay)
+
+    def _refuse(self, tenant: Tenant, pay: Pay) -> None:
+        """Lets the ledger refuse; a ticket that came back meanwhile goes back again."""
+        try:
+            with pay(QUERY_TEMPLATE, tenant=tenant.known_as, tenant_cap=tenant.cap):
+                pass
+        except PrivacyBudgetExceededError as error:
+            self._explain(error)
+            raise
 
     def _explain(self, error: PrivacyBudgetExceededError) -> None:
         """Adds to a refusal what the share paid for, and what else could be done."""
@@ -263,7 +271,11 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
 
     def _told(self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig) -> Walk[Any]:
         receipt = self._receipt(source, ticket) if self._gives_receipts else None
-        yield Tell(RELEASE, lambda: self._news(receipt or self._receipt(source, ticket)), config)
+
+        def news() -> dict[str, Any]:
+            return self._news(receipt or self._receipt(source, ticket))
+
+        yield Tell(RELEASE, news, config, is_slow=receipt is None and self._is_slow)
         return self._shown(outcome, receipt)
 
     @property
@@ -278,6 +290,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             dataset_id=self.plan.partition,
             ledger_id=self.budget.ledger_id,
             entry=None if ticket is None else ticket.entry,
+            entry_hash=None if ticket is None else ticket.entry_hash,
             adjacency=self.plan.release.adjacency,
             epsilon=self.share.epsilon,
             delta=self.share.delta,
@@ -304,8 +317,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         return self.__copy__()
 
     def __repr__(self) -> str:
-        left = f"queries_left={self.share.remaining(QUERY_TEMPLATE)} of {self.plan.max_queries}"
-        return f"{type(self).__name__}(component={self.share.component!r}, {left})"
+        left = shown_left(lambda: self.share.remaining(QUERY_TEMPLATE))
+        of_all = f"queries_left={left} of {self.plan.max_queries}"
+        return f"{type(self).__name__}(component={self.share.component!r}, {of_all})"
 
     __str__ = __repr__
 

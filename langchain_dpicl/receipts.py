@@ -20,6 +20,8 @@ class Receipt(BaseModel):
       dataset_id: the private data set.
       ledger_id: the ledger.
       entry: number of the reservation in the ledger; None where nothing was charged.
+      entry_hash: hash of that line. Whoever keeps it can tell later that the ledger still holds the line
+        (`Budget.check_receipt`); None where nothing was charged.
       adjacency: the neighbouring relation.
       epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query.
       delta: of the whole share.
@@ -34,6 +36,7 @@ class Receipt(BaseModel):
     dataset_id: str
     ledger_id: str
     entry: int | None
+    entry_hash: str | None = None
     adjacency: str
     epsilon: float | None
     delta: float | None

@@ -21,7 +21,8 @@ from langchain_core.globals import get_debug
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers import context as tracers
 
-from langchain_dpicl.callbacks import budget_of, resolve_budget
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.callbacks import budget_of, may_wait, resolve_budget
 from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetError
 
 CHARGED = "dpicl.charged"
@@ -59,13 +60,25 @@ def record_event(
 
 
 async def arecord_event(
-    name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
+    name: str,
+    data: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+    config: RunnableConfig | None = None,
+    *,
+    is_slow: bool = False,
 ) -> None:
-    """Is `record_event` for async code: async observers are awaited on the loop they live on."""
+    """Is `record_event` for async code: async observers are awaited on the loop they live on.
+
+    Args:
+      name: see `record_event`.
+      data: see `record_event`.
+      config: see `record_event`.
+      is_slow: whether `data`, as a function, may have to wait for a ledger; it is then called off the loop.
+    """
     with _OutcomeKept(name):
         run = _listening(config, AsyncCallbackManager)
         if run is not None:
-            await run.on_custom_event(name, _values(data), run_id=run.parent_run_id)
+            values = await aside(lambda: _values(data), is_slow=is_slow and callable(data))
+            await run.on_custom_event(name, values, run_id=run.parent_run_id)
 
 
 class RunEvents:
@@ -109,7 +122,8 @@ class RunEvents:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.tickets > 0:
-            await arecord_event(CHARGED, self._charge, self._config)
+            is_slow = may_wait(self._budget, self._config)
+            await arecord_event(CHARGED, self._charge, self._config, is_slow=is_slow)
         if self._sees_first(error):
             await arecord_event(REFUSED, _note_on(error), self._config)
 
@@ -159,12 +173,20 @@ def tells_refusals(component: str) -> Callable[[Callable[P, T]], Callable[P, T]]
     return decorate
 
 
-async def refusals_awaited(action: Callable[[], T], config: RunnableConfig | None = None) -> T:
-    """Runs blocking code of ours from async code, so that observers of its refusals are awaited."""
+async def refusals_awaited(
+    action: Callable[[], T], config: RunnableConfig | None = None, *, is_slow: bool = False
+) -> T:
+    """Runs blocking code of ours from async code, so that observers of its refusals are awaited.
+
+    Args:
+      action: the code.
+      config: the run's config.
+      is_slow: whether it may have to wait for a ledger; it is then run off the loop.
+    """
     token = _TOLD_BY_CALLER.set(True)
     try:
         try:
-            return action()
+            return await aside(action, is_slow=is_slow)
         finally:
             _TOLD_BY_CALLER.reset(token)
     except PrivacyBudgetError as error:

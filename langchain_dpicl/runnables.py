@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import override
 
 from langchain_dpicl._wrappers import PassesOurErrors
-from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.callbacks import may_wait, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.run_events import RunEvents
@@ -31,9 +31,15 @@ class Pay(Protocol):
     """Charges tickets: `with pay("query") as reservation:`; what did not burn goes back where the ledger allows it."""
 
     def __call__(
-        self, template: str, *, label: str | None = None, count: int = 1
+        self,
+        template: str,
+        *,
+        label: str | None = None,
+        count: int = 1,
+        tenant: str | None = None,
+        tenant_cap: int | None = None,
     ) -> AbstractContextManager[Reservation]:
-        """Reserves the tickets, durably, before the block's first line runs."""
+        """Reserves the tickets, durably, before the block's first line runs; see `Share.reserve`."""
 
 
 def _step(given: Any, config: RunnableConfig, **kwargs: Any) -> Any:
@@ -82,7 +88,7 @@ class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
 
     @abstractmethod
     async def _aanswer(self, given: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:
-        """Is `_answer`, awaitable."""
+        """Is `_answer`, awaitable; a walk is driven by `adrive(walk, is_slow=self._is_slow)`."""
 
     @override
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
@@ -113,14 +119,19 @@ class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
             resolve_budget(self.budget, config)
             return await self._aanswer(given, partial(self._pay, events), config, **kwargs)
 
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the ledger may have to be waited for, which async code does off the event loop."""
+        return may_wait(self.budget)
+
     def _events(self, config: RunnableConfig) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
 
     @contextmanager
     def _pay(
-        self, events: RunEvents, template: str, *, label: str | None = None, count: int = 1
+        self, events: RunEvents, template: str, *, label: str | None = None, count: int = 1, **whose: Any
     ) -> Iterator[Reservation]:
-        reservation = self.share.reserve(template, label=label, count=count)
+        reservation = self.share.reserve(template, label=label, count=count, **whose)
         events.tickets += count
         try:
             yield reservation

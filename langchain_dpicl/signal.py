@@ -26,8 +26,9 @@ PUBLIC_SHARE = 0.25
 """Guess, where none is given: how likely the public model gives the right token, over how likely a row does."""
 _UNLIMITED_CLIP = 1e3
 _GRID = 2001
-# Votes are summed over counts within these many deviations; noise is averaged over this many quantiles.
-_REACH, _QUANTILES, _NEGLIGIBLE = 7.0, 401, 1e-10
+# Votes are summed over counts within these many deviations, and noise is integrated over as many, from node to node.
+_REACH, _NEGLIGIBLE = 7.0, 1e-10
+_NODES, _NODE_WEIGHTS = (np.polynomial.legendre.leggauss(64) + np.array([[1.0], [0.0]])) / 2.0  # of 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,17 +294,39 @@ def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: 
         for gap, count in gaps:
             odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
         return np.asarray(1.0 / odds)
-    is_normal = plan.mechanism.norm == "l2"
-    missed = np.zeros_like(own) if threshold is None else special.ndtr((threshold - own) / scale)
-    u = missed[:, None] + (1.0 - missed[:, None]) * (np.arange(_QUANTILES) + 0.5)[None, :] / _QUANTILES  # [n, z]
-    u = u[:1] if threshold is None else np.minimum(u, 1.0 - 1e-16)
-    noise = special.ndtri(u) if is_normal else -np.log1p(-u)  # above the threshold only
-    chance = np.ones((own.size, _QUANTILES))
+    if plan.mechanism.norm == "l2":
+        return _normal_wins(gaps, None if threshold is None else (threshold - own) / scale, own.size)
+    return _exponential_wins(gaps, own.size)
+
+
+def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np.ndarray:
+    """Returns float64[n]: the chance that normal noise is at least `least` and no other's exceeds it by the gap.
+
+    The integrand is analytic: beside up to 10 other candidates the error is below 1e-10, beside 1,000 below 1e-4.
+    """
+    low = np.full((1, 1), -_REACH) if least is None else np.clip(least, -_REACH, _REACH)[:, None]
+    noise = low + (_REACH - low) * _NODES  # [n, z]
+    chance = np.repeat(np.exp(-(noise**2) / 2.0), size // len(noise), axis=0)
     for gap, count in gaps:
-        reach = gap[:, None] + noise  # [n, z]
-        below = special.ndtr(reach) if is_normal else -np.expm1(-np.maximum(reach, 0.0))
-        chance *= below**count
-    return np.asarray((1.0 - missed) * chance.mean(axis=1))
+        chance *= _to_the(special.ndtr(gap[:, None] + noise), count)
+    return np.asarray((_REACH - low)[:, 0] * (chance @ _NODE_WEIGHTS) / np.sqrt(2.0 * np.pi))
+
+
+def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
+    """Returns float64[n]: the same for exponential noise, exactly beside up to 127 other candidates.
+
+    In `v = e^-noise`, which is uniform, the integrand is a polynomial of their number's degree, and 0 where a gap is
+    larger than the noise.
+    """
+    least = np.max([np.zeros(size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
+    chance = np.ones((size, _NODES.size))
+    for gap, count in gaps:
+        chance *= _to_the(1.0 - np.exp(-gap - least)[:, None] * _NODES, count)
+    return np.asarray(np.exp(-least) * (chance @ _NODE_WEIGHTS))
+
+
+def _to_the(base: np.ndarray, count: int) -> np.ndarray:
+    return base if count == 1 else np.asarray(base**count)
 
 
 def noise_deviation(plan: ReleasePlan) -> float:

@@ -39,6 +39,7 @@ Method: TypeAlias = Literal["soft_prompt", "prefix"]
 PEFT_TYPES: Final[Mapping[str, str]] = MappingProxyType({"soft_prompt": "PROMPT_TUNING", "prefix": "PREFIX_TUNING"})
 
 _HEAD = "base_model."
+_KNOWN_OF_BASE = frozenset({"name", "tokenizer"})
 _MAX_TEXT = 1 << 24
 _FORM = FileForm(
     "soft prompt", FORMAT, VERSION, frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays"})
@@ -91,7 +92,8 @@ class SoftPrompt:
       num_virtual_tokens: positions that it takes.
       task: how texts were put to the model in training, and what the answers are.
       peft_config: content of PEFT's `adapter_config.json`.
-      base: {"name": public name of the base model, "tokenizer": its tokenizer's fingerprint}.
+      base: {"name": public name of the base model, "tokenizer": its tokenizer's fingerprint}, and where it is known
+        "weights": the fingerprint of its weights.
       report: JSON-able privacy report; `report["epsilon"]` is a number >= 0 or the string "infinity".
       head: of a classifier, the head that was frozen in training, float32 by the names of PEFT; {} of other models.
 
@@ -141,7 +143,7 @@ class SoftPrompt:
             num_virtual_tokens=engine.num_virtual_tokens,
             task=engine.task,
             peft_config=engine.peft_config(),
-            base={"name": engine.name, "tokenizer": engine.tokenizer_fingerprint},
+            base=base_of(engine),
             report=report,
             head=getattr(engine, "head", dict)(),
         )
@@ -166,7 +168,8 @@ class SoftPrompt:
           path: folder to create or replace; the folder around it must exist.
 
         Raises:
-          ConfigurationError: there is something else at `path` than such a folder; nothing is written.
+          ConfigurationError: there is something else at `path` than such a folder, or no folder around it; nothing is
+            written.
           OSError: it cannot be written; what was at `path` is then still there.
         """
         write_folder(
@@ -243,10 +246,18 @@ def _digest(arrays: Mapping[str, Array]) -> str:
     return hashlib.sha256(array_bytes(arrays)).hexdigest()
 
 
+def base_of(engine: Trained) -> dict[str, str]:
+    """Returns what is known of the model that a prompt was trained on: its name, tokenizer and perhaps weights."""
+    known = {"name": engine.name, "tokenizer": engine.tokenizer_fingerprint}
+    weights: str = getattr(engine, "weights_fingerprint", str)()
+    return known | ({"weights": weights} if weights else {})
+
+
 def _checked_base(base: object) -> dict[str, str]:
     found = plain("base", base)
-    if set(found) != {"name", "tokenizer"} or not all(isinstance(value, str) for value in found.values()):
-        raise fail("base", "texts under 'name' and 'tokenizer'", sorted(found))
+    is_known = _KNOWN_OF_BASE <= set(found) <= _KNOWN_OF_BASE | {"weights"}
+    if not is_known or not all(isinstance(value, str) for value in found.values()):
+        raise fail("base", "texts under 'name' and 'tokenizer', and 'weights' or nothing else", sorted(found))
     return found
 
 

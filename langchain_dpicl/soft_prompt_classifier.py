@@ -24,7 +24,7 @@ from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
-from langchain_dpicl.soft_prompt_serving import check_tokenizer, default_name, named_prompts
+from langchain_dpicl.soft_prompt_serving import check_tokenizer, check_weights, default_name, named_prompts
 
 if TYPE_CHECKING:
     from langchain_dpicl.backends.tuning.scoring import LabelScorer, Question
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 _KEYS = {"text", "pair", "prompt"}
 _CARRIERS = (str, PromptValue, BaseMessage, Document)
 """What a chain hands on in place of a text."""
-_AUTO: Mapping[TaskKind, str] = {
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-}
-"""What reads a folder."""
 
 
 class SoftPromptClassifier(Runnable[Any, str]):
@@ -97,6 +91,7 @@ class SoftPromptClassifier(Runnable[Any, str]):
             numbers = prompt.arrays[ARRAY]
             found = self._scorer.put(name, prompt.method, numbers, task=prompt.task, heads=heads, head=prompt.head)
             check_tokenizer(name, prompt, found)
+            check_weights(name, prompt, self._scorer.weights())
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
@@ -209,7 +204,7 @@ def _scorer(
     model: Any, tokenizer: Any, *, kind: TaskKind, batch_size: int, device: str | None, dtype: str | None
 ) -> LabelScorer:
     is_own = isinstance(model, str | os.PathLike)
-    model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, auto=_AUTO[kind])
+    model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=kind)
     from langchain_dpicl.backends.tuning.scoring import LabelScorer  # imports torch, which was looked for just now
 
     return LabelScorer(model, tokenizer, kind=kind, batch_size=batch_size, is_own=is_own)

@@ -66,6 +66,8 @@ class SoftPromptBackend:
         for name, prompt in self.prompts.items():
             _check_prompt(name, prompt, self._base)
         self._room = _Room(self._base, self.prompts)
+        for name, prompt in self.prompts.items():
+            check_weights(name, prompt, self._room.weights)
         pairs = [name for name, prompt in self.prompts.items() if prompt.task.takes_pair]
         if fills_template and pairs:
             advice = "Leave fills_template out, and put PromptTemplate.from_template(prompt.task.template) before it."
@@ -221,10 +223,12 @@ class _Room:
     def __init__(self, base: HuggingFaceBackend, prompts: Mapping[str, SoftPrompt]) -> None:
         from langchain_dpicl.backends.hf.prompts import Prompts
         from langchain_dpicl.backends.hf.tokens import TokenizerMaps
+        from langchain_dpicl.backends.hf.weights import fingerprint
         from langchain_dpicl.backends.tuning.reading import TaskReader
         from langchain_dpicl.backends.tuning.serving import Shelf, parts_of
 
         self._engine, tokenizer = parts_of(base)
+        self.weights = fingerprint(self._engine.body.model)
         self._readers = {name: TaskReader(tokenizer, prompt.task) for name, prompt in prompts.items()}
         self._plain = Prompts(TokenizerMaps(tokenizer, chat=False), eos=self._engine.vocabulary.eos)
         self._shelf = Shelf(self._engine)
@@ -270,8 +274,11 @@ class _Room:
         used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))
         left = 1 << 30 if self.limit is None else self.limit - used
         shape = Shape(len(rows), max(map(len, rows)), min(room, left), is_fast=True)
-        batch = PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
-        return completion.grown(self._engine, batch, rows, drawn, left=left)
+
+        def anew() -> PromptedBatch:
+            return PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
+
+        return completion.grown(self._engine, anew, rows, drawn, left=left)
 
 
 def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:
@@ -317,4 +324,20 @@ def check_tokenizer(name: str, prompt: SoftPrompt, fingerprint: str) -> None:
         raise ConfigurationError(
             f"prompt {name!r}: expected the tokenizer that it was trained with (that of {prompt.base['name']!r}, "
             f"fingerprint {prompt.base['tokenizer']}), found {fingerprint}; pass that model and tokenizer."
+        )
+
+
+def check_weights(name: str, prompt: SoftPrompt, fingerprint: str) -> None:
+    """Refuses a prompt that was trained on other weights, as far as two fingerprints of one form tell it.
+
+    Raises:
+      ConfigurationError: they differ.
+    """
+    known = prompt.base.get("weights", "")
+    are_comparable = known.partition(":")[0] == fingerprint.partition(":")[0]
+    if are_comparable and known != fingerprint:
+        raise ConfigurationError(
+            f"prompt {name!r}: expected the weights that it was trained on (those of {prompt.base['name']!r}, "
+            f"fingerprint {known}), found {fingerprint}; pass that very model. Parts that a folder lacks are made at "
+            "random whenever it is read: save such a model with save_pretrained, and train and serve from there."
         )

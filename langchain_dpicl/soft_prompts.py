@@ -10,13 +10,13 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from langchain_dpicl._optimizers import Optimizer, OptimizerName, Schedule
 from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
 from langchain_dpicl._training_options import ExampleFields, Validation
 from langchain_dpicl._tuning_models import engine_of
+from langchain_dpicl.backends.gradients import AskCheck
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
@@ -24,7 +24,7 @@ from langchain_dpicl.privacy._validate import Adjacency, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.run_events import RunEvents, tells_refusals
-from langchain_dpicl.soft_prompt import Method, SoftPrompt
+from langchain_dpicl.soft_prompt import Method, SoftPrompt, base_of
 from langchain_dpicl.training_planning import STEP_TEMPLATE, TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
 
@@ -216,6 +216,7 @@ class PromptDPSGD:
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
+          ModelCallError: the model fails on made-up text, has no numbers, or needs more memory; nothing was charged.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
 
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md says what differs, and why.
@@ -239,13 +240,16 @@ class PromptDPSGD:
         rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
         public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
         path = checked_path(checkpoint)
-        kept = _kept_at(path, self.engine, rule)
+        kept = None if path is None or not path.exists() else Checkpoint.load(path)
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
         name = _name(spender, component, kept)
         if kept is not None:
             kept.check_is_of(component=name, public=public, **terms)
+            kept.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
         looks = Validation.of(fields, validation, labels=self.task.labels, every=validate_every, steps=plan.steps)
         state = rule.start(self.engine.initial(self.init_text)) if kept is None else kept.state
+        if failure := AskCheck(self.engine, state.weights).run():
+            raise failure  # what can fail without a record fails before anything is bound or paid for
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
         _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
         return TrainingRun(
@@ -280,10 +284,12 @@ class PromptDPSGD:
     def _public(self) -> dict[str, Any]:
         """Returns what is trained, as JSON values."""
         engine = self.engine
+        base = base_of(engine)
         return {
-            "model": engine.name,
+            "model": base["name"],
             "weights": engine.weights_digest(),
-            "tokenizer": engine.tokenizer_fingerprint,
+            **({"base_weights": base["weights"]} if "weights" in base else {}),
+            "tokenizer": base["tokenizer"],
             "method": engine.method,
             "num_virtual_tokens": engine.num_virtual_tokens,
             "init_text": self.init_text,
@@ -293,13 +299,6 @@ class PromptDPSGD:
     def __repr__(self) -> str:
         engine = self.engine
         return f"PromptDPSGD({engine.name!r}, method={engine.method!r}, num_virtual_tokens={engine.num_virtual_tokens})"
-
-
-def _kept_at(path: Path | None, engine: Any, rule: Optimizer) -> Checkpoint | None:
-    """Returns what the file of a checkpoint holds, if there is one."""
-    if path is None or not path.exists():
-        return None
-    return Checkpoint.load(path, width=engine.width, num_moments=rule.num_moments)
 
 
 def _name(budget: Budget, component: str | None, kept: Checkpoint | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from langchain_dpicl.backends.aside import Aside, aside
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.blocks import Block
@@ -238,7 +239,7 @@ class DemonstrationSynthesizer:
         """Is `run`, awaitable; the rows of one release are scored concurrently."""
         async for _ in self.astream(progress=progress):
             pass
-        return self.released()
+        return await aside(self.released, is_slow=self._budget.durable)
 
     def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
         """Yields each demonstration as soon as it is released; errors as in `run`."""
@@ -256,15 +257,15 @@ class DemonstrationSynthesizer:
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
         """Is `stream`, awaitable."""
+        is_slow = self._budget.durable
         with self._bar(progress) as bar:
             for draft in self._open_drafts():
                 failure = ""
-                async with self._events() as events:
-                    with self._writing(draft, events):
-                        try:
-                            await adrive(self._write(draft, bar, events))
-                        except ModelCallError as error:
-                            failure = str(error)
+                async with self._events() as events, Aside(self._writing(draft, events), is_slow=is_slow):
+                    try:
+                        await adrive(self._write(draft, bar, events), is_slow=is_slow)
+                    except ModelCallError as error:
+                        failure = str(error)
                 self._check_done(failure)
                 self._show(bar)
                 yield self._example(draft)

@@ -1,7 +1,9 @@
 """Who asks: caps per tenant, and what each tenant was told before. Knows no budget, no record and no model.
 
 A tenant is a name in `config["configurable"]`. Its cap only ever refuses: what a data set may release is the ledger's
-word, whatever names callers give themselves. What is remembered is released, hence public, and dies with the process.
+word, whatever names callers give themselves. The ledger counts the tickets of each tenant too, over all processes;
+what is counted here is what is under way, and refuses sooner. What is remembered is released, hence public, and dies
+with the process.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ SPECS = [
         annotation=int | None,
         default=None,
         name="Most queries of the tenant",
-        description="Charged queries of this tenant in this process; lowers the constructor's cap, never raises it.",
+        description="Most charged queries of this tenant; lowers the constructor's cap, never raises it.",
     ),
 ]
 
@@ -48,6 +50,11 @@ class Tenant:
 
     name: str
     cap: int | None
+
+    @property
+    def known_as(self) -> str | None:
+        """What the ledger calls it: None for nobody in particular, whom it counts all the same."""
+        return self.name or None
 
 
 class Seat:

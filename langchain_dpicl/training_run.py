@@ -18,9 +18,11 @@ from tqdm.auto import tqdm
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerState
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import AskLoss, ExampleFields, Validation
+from langchain_dpicl.backends.aside import Aside, aside
 from langchain_dpicl.backends.base import TrainingExample
-from langchain_dpicl.backends.gradients import AskGradients
+from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -62,6 +64,9 @@ class TrainingRun(Uncopyable):
       - Tickets of all steps are reserved before the first private record is read. A step's ticket burns when its first
         private call starts and is committed after its noised state is safe; what never burnt goes back at the end.
         (A killed process takes the tickets that it holds with it: they stay charged.)
+      - Before the first ticket of a call burns, and behind the private rows of every step, the engine is tried out with
+        made-up text; where it fails, or has no numbers, the run stops instead of going on with noise alone. No record
+        has a part in that.
       - Nothing but the ticket's own release depends on the records: an empty sample is a step of pure noise, and
         neither counts, errors, files nor progress tell how many records there are.
     """
@@ -96,6 +101,7 @@ class TrainingRun(Uncopyable):
         self._is_behind = True
         self._on_file = state if is_resumed else None  # what the checkpoint holds, as far as this run knows
         self._held: Reservation | None = None
+        self._is_tried = False
         self._unsettled: list[Reservation] = []
         self._streams = 0
         self._turn = threading.Lock()
@@ -157,7 +163,7 @@ class TrainingRun(Uncopyable):
         """Is `run`, awaitable: the engine works in a thread."""
         async for _ in self.astream(progress=progress):
             pass
-        return self.soft_prompt
+        return await aside(lambda: self.soft_prompt, is_slow=self._budget.durable)
 
     def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
         """Yields each step as soon as its weights are released; errors as in `run`."""
@@ -172,20 +178,30 @@ class TrainingRun(Uncopyable):
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
         """Is `stream`, awaitable."""
+        is_slow = self._budget.durable
         async with self._events() as events:
-            with self._carried(), self._tickets(events), self._bar(progress) as bar:
-                while self._goes_on():
-                    failure, told = "", None
-                    try:
-                        told = await adrive(self._step())
-                    except ModelCallError as error:
-                        failure = str(error)
-                    yield self._told(told, failure, bar)
+            tickets = Aside(self._tickets(events), is_slow=is_slow)
+            with self._carried():
+                async with tickets:
+                    with self._bar(progress) as bar:
+                        while self._goes_on():
+                            failure, told = "", None
+                            try:
+                                told = await adrive(self._step(), is_slow=is_slow)
+                            except ModelCallError as error:
+                                failure = str(error)
+                            step = self._told(told, failure, bar)
+                            tickets.is_at_yield = True
+                            yield step
+                            tickets.is_at_yield = False
 
     def _step(self) -> Walk[TrainingStep]:
         """Makes one step (a walk), and looks at the public records where it is time to."""
         with self._alone():
             ticket = self._ticket()
+            if not self._is_tried and (failure := (yield AskCheck(self.engine, self.weights))):
+                raise failure  # before the ticket burns
+            self._is_tried = True
             yield from release_once(
                 self._private,
                 ticket,
@@ -286,6 +302,7 @@ class TrainingRun(Uncopyable):
                 self._held = self._share.reserve(STEP_TEMPLATE, count=left)
                 events.tickets += left
             self._streams += 1
+            self._is_tried = False
         try:
             yield
         finally:
@@ -338,4 +355,5 @@ class TrainingRun(Uncopyable):
         return tqdm(total=left, unit="step", desc="private training", disable=hidden, leave=False)
 
     def __repr__(self) -> str:
-        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={self.steps_left})"
+        left = shown_left(lambda: self.steps_left)
+        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={left})"

@@ -167,8 +167,8 @@ class DPVotingRunnable(QueryRunnable):
           overfill: expected units per shot of a slot.
           on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
-          tenant_max_queries: charged queries per tenant in this process (`config["configurable"]["tenant"]`); None:
-            as many as the ledger allows.
+          tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
+            so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
           progress: whether batches show a bar; None: on a terminal.
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.

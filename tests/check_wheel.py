@@ -38,7 +38,10 @@ def readme(language: str) -> str:
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work, ROOT, cwd=work)
+        run(sys.executable, "-m", "venv", work / "env", cwd=work)
+        python = work / "env" / "bin" / "python"
+        pip = (python, "-m", "pip", "--disable-pip-version-check")
+        run(*pip, "wheel", "-q", "--no-deps", "-w", work, ROOT, cwd=work)
         wheel = next(work.glob("*.whl"))
         names = zipfile.ZipFile(wheel).namelist()
         for needed in ("langchain_dpicl/py.typed", "licenses/LICENSE", "licenses/NOTICE"):
@@ -49,10 +52,8 @@ def main() -> int:
         wanted = re.search(r'pip install "langchain-dpicl(\[[a-z,]+\])"', readme("bash"))
         if wanted is None:
             sys.exit("README.md: expected a pip install block")
-        run(sys.executable, "-m", "venv", work / "env", cwd=work)
-        python = work / "env" / "bin" / "python"
         quickly = ("-q", "--no-compile", "-c", CONSTRAINTS)
-        run(python, "-m", "pip", "install", *quickly, f"{wheel}{wanted.group(1)}", cwd=work)
+        run(*pip, "install", *quickly, f"{wheel}{wanted.group(1)}", cwd=work)
         (work / "quickstart.py").write_text(readme("python"))
         shown = run(python, "quickstart.py", cwd=work)
         (work / "checks.json").write_text(CHECK)

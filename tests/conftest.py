@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
+import pkgutil
 import ssl
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_socket import disable_socket, enable_socket
+
+from tests.traced import is_traced
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -19,9 +26,10 @@ def pytest_configure() -> None:
     ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
-def pytest_collection() -> None:
-    """Spares the collector the rounds over what imports leave, which stays anyway."""
+def pytest_collection(session: pytest.Session) -> None:
+    """Spares the collector the rounds over what imports leave, which stays anyway; and coverage all but the vault."""
     gc.disable()
+    pause_tracing(session.config)
 
 
 def pytest_collection_finish() -> None:
@@ -32,48 +40,46 @@ def pytest_collection_finish() -> None:
 
 
 VAULT = Path(__file__).parent / "unit_tests" / "privacy"
-LONG = frozenset(
-    [
-        "test_a_larger_pool_than_the_declared_one_is_found",
-        "test_a_query_adds_a_few_hundred_bytes_to_a_ledger_in_memory",
-        "test_a_row_that_appears_or_vanishes_moves_the_sum_within_the_bound",
-        "test_a_row_that_changes_moves_the_statistic_by_at_most_one",
-        "test_a_row_that_changes_moves_the_sum_within_the_bound",
-        "test_a_wrong_number_of_batches_is_refused",
-        "test_all_that_a_plan_leaves_is_one_share_at_its_default_delta",
-        "test_any_cutting_into_batches_and_any_order_gives_the_same_bits",
-        "test_any_rows_become_rows_of_the_domain",
-        "test_calibrated_noise_fits",
-        "test_calibration_finds_the_listed_noise",
-        "test_choices_cost_at_least_the_attack_and_at_most_every_theorem",
-        "test_constants_on_rows_and_on_the_public_logits_change_nothing",
-        "test_counts_are_never_ignored",
-        "test_declared_rounding_covers_what_the_transform_loses",
-        "test_each_row_is_bounded_by_itself_and_order_does_not_matter",
-        "test_every_sequence_has_the_probability_of_the_definition",
-        "test_every_token_and_every_run_counts",
-        "test_floats_off_the_grid_add_up_to_more_than_one_sum",
-        "test_gaussian_allocations_cost_what_another_accountant_says",
-        "test_many_labels_that_differ_in_size_cost_one_price",
-        "test_many_rows_add_exactly",
-        "test_more_batches_cost_less_and_never_more_than_one_batch",
-        "test_no_mechanism_that_adapts_to_earlier_batches_costs_more",
-        "test_no_transcript_tells_more_than_the_price",
-        "test_no_two_vectors_of_the_ball_are_told_apart_better_than_opposite_ones",
-        "test_noise_is_within_its_error_budget_of_the_ideal_real",
-        "test_one_step_more_never_costs_less",
-        "test_order_and_grouping_of_composition_do_not_matter",
-        "test_removing_one_unit_changes_at_most_the_slot_it_was_in",
-        "test_rounding_to_the_nearest_step_turns_the_domain_test_red",
-        "test_split_data_cost_two_labels_at_most_under_replace_one",
-        "test_the_profile_is_the_integral_it_stands_for",
-        "test_the_published_few_shot_table_is_reproduced",
-        "test_the_published_runs_cost_more_where_a_record_is_replaced",
-        "test_the_utility_moves_within_twice_the_range_of_the_counts",
-        "test_unit_vectors_keep_their_direction_and_their_integer_length_cannot_overflow",
-    ]
-)
-"""Tests of the vault that take seconds, and pass no branch that shorter ones do not: they run untraced."""
+TRACERS = pytest.StashKey[tuple[Any, Any]]()
+"""What coverage traces this thread and new ones with, while it is paused."""
+
+
+def pause_tracing(config: pytest.Config) -> None:
+    """Stops what coverage traces, once the vault's modules are imported: tracing all imports and tests is slow."""
+    coverage = sys.modules.get("coverage")
+    if coverage is None or coverage.Coverage.current() is None or sys.gettrace() is None:
+        return
+    import langchain_dpicl.privacy as vault
+
+    for module in pkgutil.iter_modules(vault.__path__, f"{vault.__name__}."):
+        importlib.import_module(module.name)
+    config.stash[TRACERS] = (sys.gettrace(), threading.gettrace())
+    trace(None, None)
+
+
+def trace(here: Any, elsewhere: Any) -> None:
+    sys.settrace(here)
+    threading.settrace(elsewhere)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts traced tests first: what others leave in caches would not be computed again, and not be covered."""
+    if TRACERS in config.stash:
+        items.sort(key=lambda item: item.get_closest_marker("traced") is None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Traces the tests that the coverage is taken of, and no others."""
+    is_traced_now = TRACERS in item.config.stash and item.get_closest_marker("traced") is not None
+    if is_traced_now:
+        trace(*item.config.stash[TRACERS])
+    try:
+        return (yield)
+    finally:
+        if is_traced_now:
+            trace(None, None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -81,7 +87,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     name = item.nodeid.split("::", 1)[-1].split("[")[0]
     if "plant" in name.lower():
         item.add_marker("planted")
-    if VAULT in item.path.parents and name.split("::")[-1] not in LONG:
+    if VAULT in item.path.parents and is_traced(item.nodeid.split("::", 1)[-1]):
         item.add_marker("traced")
 
 

@@ -43,6 +43,8 @@ class LogisticEngine:
       calls: of each call that was asked for gradients, the texts of each group (never do this outside a test).
       at_gradients: called before gradients are computed, for outages.
       at_losses: called before losses are computed.
+      checks: the weights at which it was tried out.
+      at_check: called before it says that it works.
     """
 
     name = "logistic"
@@ -57,6 +59,12 @@ class LogisticEngine:
         self.calls: list[tuple[tuple[str, ...] | None, ...]] = []
         self.at_gradients: Callable[[], object] = lambda: None
         self.at_losses: Callable[[], object] = lambda: None
+        self.checks: list[np.ndarray] = []
+        self.at_check: Callable[[], object] = lambda: None
+
+    def check(self, parameters: np.ndarray) -> None:
+        self.checks.append(parameters)
+        self.at_check()
 
     def gradients(self, parameters: np.ndarray, groups: Sequence[Any], *, add: Callable[[Any], None]) -> None:
         self.calls.append(tuple(group and tuple(example.text for example in group) for group in groups))

@@ -59,7 +59,7 @@ class TinyVote(ChargingRunnable[str, str]):
         return drive(self._vote(given, pay, **kwargs))
 
     async def _aanswer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
-        return await adrive(self._vote(given, pay, **kwargs))
+        return await adrive(self._vote(given, pay, **kwargs), is_slow=self._is_slow)
 
     def _vote(self, question: str, pay: Pay, *, word: str | None = None) -> Walk[str]:
         with pay("query") as ticket, self._block(ticket, word or self.ask_for) as block:

@@ -274,6 +274,19 @@ class GradientBackend(Protocol):
     ) -> None:
         """Is `gradients`, awaitable."""
 
+    def check(self, parameters: NDArray[np.float64]) -> object:
+        """Tries the engine out at public weights with made-up text of its own, as private text is worked on.
+
+        Asked before the first ticket burns and behind the rows of every step, whatever they were: what fails for a
+        device, or for the weights as they stand, would otherwise look like units that all fail.
+
+        Args:
+          parameters: float64[width], public.
+
+        Raises:
+          ModelCallError: it fails, or has no numbers.
+        """
+
     def losses(self, parameters: NDArray[np.float64], examples: Sequence[TrainingExample]) -> NDArray[np.float64]:
         """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read.
 

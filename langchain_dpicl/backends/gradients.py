@@ -6,9 +6,10 @@ alone. Whatever a record does to an engine costs that record's own row.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.walk import Walk, adrive, drive, public_failure
 from langchain_dpicl.exceptions import DPICLError, ModelCallError, PrivateAccessError
 
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
@@ -23,7 +25,6 @@ Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
 
 _MOST_STARTS = 64
 """An engine halves its batches when it starts again, so that it needs far fewer."""
-_MOST_STARTS_ALONE = 16
 _STOPPED = "the engine of the gradients stopped. Check the model and call again."
 
 
@@ -50,6 +51,8 @@ class AskGradients:
     """Asks for the rows of one training step; the box that it answers with holds their total.
 
     An engine that raises anything but our errors is asked again group by group, so that a fault stays in its own row.
+    Therefore a device that has died would look like units that all fail, and training would go on with noise alone: so
+    the engine is tried out with made-up rows as well, behind the private ones and whatever those were.
     Asked once: the groups are let go of with the answer.
 
     Args:
@@ -65,18 +68,10 @@ class AskGradients:
     total: GradientTotal
 
     def run(self) -> Boxed:
-        """Answers, blocking.
-
-        Raises:
-          ModelCallError: the engine failed on what is public.
-          ConfigurationError: parameters or rows of another width.
-        """
+        """Answers, blocking."""
         # What is raised in there would show private frames: it is raised anew from here.
         try:
-            failure = guarded(self._asked)
-            if failure is None:
-                self.total.clear()
-                failure = guarded(self._one_by_one)
+            failure = drive(self._asked())
         finally:
             self._forget()
         return self._answer(failure)
@@ -84,10 +79,7 @@ class AskGradients:
     async def arun(self) -> Boxed:
         """Is `run`, awaitable."""
         try:
-            failure = await aguarded(self._aasked)
-            if failure is None:
-                self.total.clear()
-                failure = await aguarded(self._aone_by_one)
+            failure = await adrive(self._asked())
         finally:
             self._forget()
         return self._answer(failure)
@@ -99,97 +91,55 @@ class AskGradients:
     def __reduce__(self) -> NoReturn:
         raise PrivateAccessError("AskGradients holds private examples: it cannot be copied, pickled or sent elsewhere.")
 
-    def _answer(self, failure: DPICLError | _Done | None) -> Boxed:
-        if failure is None:
-            raise ModelCallError(_STOPPED)
-        if isinstance(failure, DPICLError):
+    def _answer(self, failure: DPICLError | None) -> Boxed:
+        if failure is not None:
             raise failure
         return Boxed(self.total)
 
-    def _asked(self) -> DPICLError | _Done | None:
+    def _asked(self) -> Walk[DPICLError | None]:
+        """Has all rows added, and then looks whether the engine works, whatever they were; returns what went wrong."""
+        found = yield from self._tried(None, self.total)
+        if found is None:
+            self.total.clear()
+            found = yield from self._one_by_one()
+        return found if isinstance(found, DPICLError) else (yield AskCheck(self.backend, self.parameters))
+
+    def _tried(self, place: int | None, total: GradientTotal | _Held) -> Walk[DPICLError | _Done | None]:
+        """Asks for one group's row, or for all, as often as the engine has to start again; None: a group made it raise.
+
+        No local holds a group: Ctrl-C goes on through this frame.
+        """
         for _ in range(_MOST_STARTS):
-            counted = _Counted(self.total, sum(map(bool, self.groups)))
+            counted = _Counted(total, sum(map(bool, self._groups_at(place))))
             try:
-                self.backend.gradients(self.parameters, self.groups, add=counted.add)
-            except StartAgainError:
-                counted.close()
-                self.total.clear()
-            except DPICLError as error:
-                return _bare(error)
-            else:
-                return _DONE
+                found: DPICLError | _Done | None = yield _Call(
+                    self.backend, self.parameters, self._groups_at(place), counted
+                )
             finally:
                 counted.close()
-        return None
-
-    async def _aasked(self) -> DPICLError | _Done | None:
-        for _ in range(_MOST_STARTS):
-            counted = _Counted(self.total, sum(map(bool, self.groups)))
-            try:
-                await self.backend.agradients(self.parameters, self.groups, add=counted.add)
-            except StartAgainError:
-                counted.close()
-                self.total.clear()
-            except DPICLError as error:
-                return _bare(error)
-            else:
-                return _DONE
-            finally:
-                counted.close()
-        return None
-
-    def _one_by_one(self) -> DPICLError | _Done:
-        for group in self.groups:
-            held = _Held()
-            found = guarded(lambda group=group, held=held: self._alone(group, held))  # type: ignore[misc]
-            if isinstance(failure := self._kept(found, held), DPICLError):
-                return failure
-        return _DONE
-
-    async def _aone_by_one(self) -> DPICLError | _Done:
-        for group in self.groups:
-            held = _Held()
-            found = await aguarded(lambda group=group, held=held: self._aalone(group, held))  # type: ignore[misc]
-            if isinstance(failure := self._kept(found, held), DPICLError):
-                return failure
-        return _DONE
-
-    def _alone(self, group: Sequence[TrainingExample] | None, held: _Held) -> DPICLError | _Done:
-        for _ in range(_MOST_STARTS_ALONE):
-            counted = _Counted(held, bool(group))
-            try:
-                self.backend.gradients(self.parameters, [group], add=counted.add)
-            except StartAgainError:
-                counted.close()
-                held.clear()
-            except DPICLError as error:
-                return _bare(error)
-            else:
-                return _DONE
-            finally:
-                counted.close()
+            if not isinstance(found, StartAgainError):
+                return found
+            total.clear()
         return ModelCallError(_STOPPED)
 
-    async def _aalone(self, group: Sequence[TrainingExample] | None, held: _Held) -> DPICLError | _Done:
-        for _ in range(_MOST_STARTS_ALONE):
-            counted = _Counted(held, bool(group))
-            try:
-                await self.backend.agradients(self.parameters, [group], add=counted.add)
-            except StartAgainError:
-                counted.close()
-                held.clear()
-            except DPICLError as error:
-                return _bare(error)
-            else:
-                return _DONE
-            finally:
-                counted.close()
-        return ModelCallError(_STOPPED)
+    def _groups_at(self, place: int | None) -> Groups:
+        return self.groups if place is None else (self.groups[place],)
 
-    def _kept(self, found: DPICLError | _Done | None, held: _Held) -> DPICLError | _Done:
+    def _one_by_one(self) -> Walk[DPICLError | _Done]:
+        for place in range(len(self.groups)):
+            held = _Held()
+            try:
+                found = yield from self._tried(place, held)
+                if found is _DONE:
+                    found = guarded(lambda held=held: self._kept(held)) or ModelCallError(_STOPPED)  # type: ignore[misc]
+            finally:
+                held.clear()
+            if isinstance(found, DPICLError):
+                return found
+        return _DONE
+
+    def _kept(self, held: _Held) -> DPICLError | _Done:
         """Adds a row that was computed whole; a group that made the engine raise has none."""
-        if found is not _DONE:
-            return found or _DONE
         try:
             for rows in held.rows:
                 self.total.add(rows)
@@ -205,6 +155,73 @@ class _Done:
 
 
 _DONE = _Done()
+
+
+@dataclass(frozen=True, slots=True)
+class AskCheck:
+    """Asks whether an engine still works at released weights: it is tried out with made-up rows, always the same ones.
+
+    Knows no record, so what it answers says nothing about one. Answered with what is wrong; None: nothing is.
+
+    Attributes:
+      backend: the engine.
+      weights: float64[width], public.
+    """
+
+    backend: GradientBackend = field(repr=False)
+    weights: NDArray[np.float64] = field(repr=False)
+
+    def run(self) -> DPICLError | None:
+        """Answers, blocking."""
+        try:
+            self.backend.check(self.weights)
+        except DPICLError as error:
+            return _bare(error)
+        except Exception as error:  # noqa: BLE001  whatever an engine raises
+            return public_failure(type(error).__name__)
+        return None
+
+    async def arun(self) -> DPICLError | None:
+        """Answers, awaiting."""
+        return await asyncio.to_thread(self.run)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class _Call:
+    """One call of the engine, private; answered with an error of ours, _DONE, or None if the engine raised another."""
+
+    backend: GradientBackend
+    parameters: NDArray[np.float64]
+    groups: Groups
+    counted: _Counted
+
+    def run(self) -> DPICLError | _Done | None:
+        """Answers, blocking."""
+        try:
+            return guarded(self._run)
+        finally:
+            self.groups = ()
+
+    async def arun(self) -> DPICLError | _Done | None:
+        """Answers, awaiting."""
+        try:
+            return await aguarded(self._arun)
+        finally:
+            self.groups = ()
+
+    def _run(self) -> DPICLError | _Done:
+        try:
+            self.backend.gradients(self.parameters, self.groups, add=self.counted.add)
+        except DPICLError as error:
+            return _bare(error)
+        return _DONE
+
+    async def _arun(self) -> DPICLError | _Done:
+        try:
+            await self.backend.agradients(self.parameters, self.groups, add=self.counted.add)
+        except DPICLError as error:
+            return _bare(error)
+        return _DONE
 
 
 class _Held:

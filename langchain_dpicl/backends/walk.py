@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from langchain_dpicl.backends.aside import leave, seen_through
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.calls import at_most
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -102,8 +103,16 @@ def drive(walk: Walk[T]) -> T:
             failure = error
 
 
-async def adrive(walk: Walk[T]) -> T:
-    """Runs a walk to its end, awaiting; a cancellation reaches the walk like any other error."""
+async def adrive(walk: Walk[T], *, is_slow: bool = False) -> T:
+    """Runs a walk to its end, awaiting; a cancellation reaches the walk like any other error.
+
+    Args:
+      walk: the computation.
+      is_slow: whether its own steps, between the asks, may wait (for a ledger on a disk). They then run in threads, one
+        after the other, and a cancellation reaches the walk when the step has ended.
+    """
+    if is_slow:
+        return await _adrive_aside(walk)
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -117,3 +126,57 @@ async def adrive(walk: Walk[T]) -> T:
             answer = await ask.arun()
         except BaseException as error:  # noqa: BLE001  see `drive`
             failure = error
+
+
+async def _adrive_aside(walk: Walk[T]) -> T:
+    """Is `adrive`, with the steps of the walk in threads."""
+    answer: Any = None
+    failure: BaseException | None = None
+    has_begun = False
+    while True:
+        step = _Step(walk, answer, failure)
+        answer = None
+        # An answer is always delivered: it may be a place at a gate, which the walk then has to leave.
+        ended, stop = await seen_through(step, is_optional=not has_begun, if_left=walk.close)
+        has_begun = True
+        if stop is not None and not step.is_over:
+            failure = stop
+            continue
+        if stop is not None:
+            raise stop
+        try:
+            ask = ended()
+        finally:
+            del ended  # it holds the error, whose frames hold it
+        if ask is None:
+            result: T = step.result
+            return result
+        try:
+            answer, failure = await ask.arun(), None
+        except GeneratorExit:  # nothing can be awaited any more, the walk's own end included
+            leave(walk.close)
+            raise
+        except BaseException as error:  # noqa: BLE001  see `drive`
+            failure = error
+
+
+class _Step:
+    """One step of a walk: what it returns is what the walk asks next, None at its end."""
+
+    def __init__(self, walk: Walk[Any], answer: Any, failure: BaseException | None) -> None:
+        self.result: Any = None
+        self.is_over = False
+        self._walk = walk
+        self._answer = answer
+        self._failure = failure
+
+    def __call__(self) -> Ask | None:
+        answer, self._answer = self._answer, None  # may hold private rows, in a box: nobody keeps them
+        self.is_over = True
+        try:
+            ask = self._walk.send(answer) if self._failure is None else self._walk.throw(self._failure)
+        except StopIteration as end:
+            self.result = end.value
+            return None
+        self.is_over = False
+        return ask

@@ -10,7 +10,7 @@ import numpy as np
 
 from langchain_dpicl.privacy import _allocation
 from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, Steps, compose
+from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, Steps, compose, deltas
 from langchain_dpicl.privacy._profiles import FloatArray, Profile
 from langchain_dpicl.privacy._terms import Terms
 from langchain_dpicl.privacy._validate import Adjacency
@@ -108,7 +108,7 @@ def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
     floor = 4.0 * (float(pmf.get_delta_for_epsilon(math.inf)) + lost)
     top = float(pmf.get_epsilon_for_delta(floor)) if floor < 1.0 else 0.0
     x = np.linspace(0.0, min(max(top, 1e-9), _LARGEST_LOSS), 4097)
-    return x, np.minimum(np.asarray(pmf.get_delta_for_epsilon(x.tolist())) + lost, 1.0)
+    return x, np.minimum(deltas(pmf, x) + lost, 1.0)
 
 
 # --- bounds on a composition --------------------------------------------------------------------------------------

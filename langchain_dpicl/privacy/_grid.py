@@ -107,6 +107,18 @@ def _epsilon(pmf: PLDPmf, delta: float) -> float:
     return found if found >= 0.0 else math.inf  # what is not a number is no bound
 
 
+def deltas(pmf: PLDPmf, epsilons: FloatArray) -> FloatArray:
+    """What `pmf.get_delta_for_epsilon(epsilons)` returns for finite ascending ones, without its loop over both."""
+    masses = np.asarray(pmf._probs)  # noqa: SLF001
+    losses = (np.arange(len(masses)) + pmf._lower_loss) * pmf._discretization  # noqa: SLF001
+    beyond = len(masses) - np.searchsorted(losses, epsilons, side="right")  # how many losses exceed each
+    used = slice(len(masses) - int(beyond.max()), None)
+    upper = np.cumsum(np.append(pmf._infinity_mass, masses[used][::-1]))  # noqa: SLF001
+    lower = np.cumsum(np.append(0.0, (masses[used] * np.exp(-losses[used]))[::-1]))
+    found: FloatArray = upper[beyond] - np.exp(epsilons) * lower[beyond]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class MomentBound:
     """Chernoff's bound on the same loss distributions: no transform, so it prices deltas below its errors."""

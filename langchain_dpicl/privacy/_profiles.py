@@ -176,11 +176,13 @@ def _interpolated(x: FloatArray, y: FloatArray) -> Curve:
 def convex_minorant(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The vertices of the greatest function below the points that is convex in e^x."""
     kept: list[int] = []
+    # Plain floats are several times faster than numpy's; where two knots are equal, only numpy's may be divided by 0.
+    at, value = (x.tolist(), y.tolist()) if (np.diff(x) > 0.0).all() else (list(x), list(y))
     for k in range(len(x)):
         while len(kept) > 1:
             i, j = kept[-2], kept[-1]
-            left = (y[j] - y[i]) / -math.expm1(x[i] - x[j])
-            right = (y[k] - y[j]) / math.expm1(min(x[k] - x[j], 700.0))
+            left = (value[j] - value[i]) / -math.expm1(at[i] - at[j])
+            right = (value[k] - value[j]) / math.expm1(min(at[k] - at[j], 700.0))
             if left <= right:
                 break
             kept.pop()

@@ -7,8 +7,12 @@ store, for other processes on the same ledger.
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,14 +20,28 @@ from typing import Any
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
-    PrivacyBudgetExceededError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
     PrivacyBudgetMismatchError,
     SealedShareError,
 )
-from langchain_dpicl.privacy.amounts import Amount, exact, round_down, round_up
+from langchain_dpicl.privacy.amounts import exact
+from langchain_dpicl.privacy.anchored import read_anchor, write_anchor
 from langchain_dpicl.privacy.ledger_state import BIND, RESERVE, SEAL, LedgerState, Slot, allowance, unit_cost
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.refusals import check_same_terms, check_tenant, exceeded, too_few
+from langchain_dpicl.privacy.stores import (
+    InMemoryStore,
+    LedgerAnchor,
+    LedgerHeader,
+    LedgerRecord,
+    LedgerStore,
+    LedgerTransaction,
+)
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
+
+# Whoever waited longer than this, in seconds, and through an outage of the ledger, does not try it again by itself:
+# of many who wait in turn the last would wait for ever.
+PATIENCE = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -74,15 +92,54 @@ class _Writer:
 
 
 class Desk:
-    """One process's hand on one ledger."""
+    """One process's hand on one ledger. With an anchor, the ledger's last line is remembered there too.
 
-    def __init__(self, store: LedgerStore, header: LedgerHeader) -> None:
+    Formal guarantees:
+      - What is granted is granted after the line that charges it stands in the store, and in the anchor.
+      - A ledger on which a line that was seen before, here or in the anchor, is gone or changed grants nothing.
+    """
+
+    def __init__(self, store: LedgerStore, header: LedgerHeader, anchor: LedgerAnchor | None = None) -> None:
         self.store = store
         self.header = header
-        self.lock = threading.RLock()
+        self.anchor = anchor
+        self._pid = os.getpid()
+        self._lock: AbstractContextManager[bool] = threading.RLock()
+        self._locks = {self._pid: self._lock}  # by process
         self._state = LedgerState(header)
         self._seen = (0, "")  # number and hash of the last line that stood, kept when the state is read anew
+        self._anchored = (0, "")  # the anchor's line that was last found on the chain
+        self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed and may stand all the same
         self._agreed: dict[str, tuple[Component, Component]] = {}
+        self._outages = 0
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]:
+        """Held by the one thread of this process that reads or writes the ledger; reentrant."""
+        if self._pid != os.getpid():
+            self._move_in()
+        return self._lock
+
+    def _move_in(self) -> None:
+        """Starts afresh in a forked child: the parent may have held the lock, or been about to write, as it forked."""
+        here = os.getpid()
+        lock = self._locks.setdefault(here, threading.RLock())
+        with lock:
+            if self._pid != here:
+                self._state, self._lock = LedgerState(self.header), lock
+                self._pid = here  # last: other threads of the child wait above until then
+
+    def open(self) -> None:
+        """Reads the whole ledger, and brings an anchor that lags behind up to its last line.
+
+        Raises:
+          LedgerError: the ledger is broken, or cannot be read.
+          LedgerRollbackError: a line that the anchor knows is not on it.
+        """
+        with self.lock:
+            state = self.refresh()
+            if self.anchor is not None and self._anchored[0] < state.seq:
+                self._anchor_last_line(self.anchor)
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line.
@@ -90,26 +147,84 @@ class Desk:
         Raises:
           LedgerError: the ledger went back in time, was changed, or cannot be read.
         """
+        outages, since = self._outages, time.monotonic()
         with self.lock:
-            self._catch_up(self.store)
+            if self._outages != outages:
+                self._check_turn(since)
+            try:
+                self._read(self.store)
+            except LedgerUnavailableError:
+                self._outages += 1
+                raise
             return self._state
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[_Writer]:
         """Opens the ledger for this thread alone, caught up; its lines stand if the block ends well."""
+        outages, since = self._outages, time.monotonic()
         with self.lock:
+            if self._outages != outages:
+                self._check_turn(since)
             writer = None
             try:
                 with self.store.transaction() as view:
-                    self._catch_up(view)
+                    self._read(view, is_writing=True)
                     writer = _Writer(view, self._state, is_ours=type(self.store) is InMemoryStore)
                     yield writer
                 self._seen = (self._state.seq, self._state.head)
-            except BaseException:
+                if self.anchor is not None and self._anchored[0] < self._state.seq:
+                    self._anchor_last_line(self.anchor)
+            except BaseException as error:
                 # Whether lines that were written stand is the store's word: read it again from the start.
                 if writer is not None and writer.wrote:
                     self._state = LedgerState(self.header)
+                self._outages += isinstance(error, LedgerUnavailableError)
                 raise
+
+    def _check_turn(self, since: float) -> None:
+        """Refuses a turn that came late because the ledger was out."""
+        if time.monotonic() - since > PATIENCE:
+            msg = f"ledger: expected one that answers, found {self.store.description} out while others waited for it."
+            raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
+
+    def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:
+        """Catches up, and compares with the anchor where lines are read from the start or about to be written."""
+        if self.anchor is None or not (is_writing or not self._state.seq):
+            self._catch_up(source)
+            return
+        # The anchor first: meanwhile others may go on, never back.
+        known = read_anchor(self.anchor, self.header.ledger_id)
+        self._catch_up(source)
+        if known is not None and known != self._anchored:
+            self._check_known(known, self.anchor, source)
+            self._anchored = known
+
+    def _check_known(
+        self, known: tuple[int, str], anchor: LedgerAnchor, source: LedgerStore | LedgerTransaction
+    ) -> None:
+        """Refuses a ledger without the line that the anchor knows."""
+        if self._head_at(known[0], source) != known[1]:
+            msg = (
+                f"ledger {self.header.ledger_id}: expected line {known[0]} as the anchor knows it "
+                f"({anchor.description}), found {self._state.seq} lines without it. An older copy, or one that "
+                "went on elsewhere, took the ledger's place: nothing is granted on it. Bring the ledger itself back."
+            )
+            raise LedgerRollbackError(msg)
+
+    def _head_at(self, seq: int, source: LedgerStore | LedgerTransaction) -> str | None:
+        """Returns the hash of a line that was read, None where there is none of that number."""
+        if seq == self._state.seq:
+            return self._state.head
+        if seq == 0:
+            return self.header.digest
+        later = source.records(seq - 1) if 0 < seq < self._state.seq else ()
+        return later[0].hash if later else None
+
+    def _anchor_last_line(self, anchor: LedgerAnchor) -> None:
+        """Remembers in the anchor what the ledger holds by now."""
+        last = self._state.seq, self._state.head
+        write_anchor(anchor, self.header.ledger_id, last)
+        self._anchored = last
 
     def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
         known = self._state
@@ -122,7 +237,7 @@ class Desk:
         place = number - max(known.seq, 1)
         if number and (place >= len(fresh) or fresh[place].hash != seen):
             msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
-            raise LedgerError(msg)
+            raise LedgerRollbackError(msg)
         try:
             for record in fresh[1:] if known.seq else fresh:
                 known.apply(record)
@@ -140,10 +255,13 @@ class Desk:
         if self.store.header() != self.header:
             raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
         with self.lock:
+            known = None if self.anchor is None else read_anchor(self.anchor, self.header.ledger_id)
             fresh = LedgerState(self.header)
             for record in self.store.records(0):
                 fresh.apply(record)
-            self._catch_up(self.store)
+            self.refresh()
+            if known is not None and self.anchor is not None:
+                self._check_known(known, self.anchor, self.store)
 
     def bind(self, declaration: Mapping[str, Any], attach: Callable[[str], object]) -> None:
         """Binds a data set: attaches the examples, then writes their declaration unless it stands already."""
@@ -161,11 +279,22 @@ class Desk:
             if known is None:
                 writer.append(BIND, declaration)
 
-    def reserve(self, standing: Standing, component: Component, slot: Slot, *, count: int, amount: float = 1.0) -> int:
-        """Reserves tickets durably and returns the reservation's number; the first one seals the share.
+    def reserve(
+        self,
+        standing: Standing,
+        component: Component,
+        slot: Slot,
+        *,
+        count: int,
+        amount: float = 1.0,
+        tenant: str | None = None,
+        tenant_cap: int | None = None,
+    ) -> LedgerRecord:
+        """Reserves tickets durably and returns the reservation's line; the first one seals the share.
 
         Raises:
-          PrivacyBudgetExceededError: not so many tickets are left, or the share no longer fits.
+          PrivacyBudgetExceededError: not so many tickets are left, to all or to the tenant, or the share no longer
+            fits.
           SealedShareError: the share was replaced, or is sealed on other terms.
           ConfigurationError: its plan is still open.
         """
@@ -179,11 +308,19 @@ class Desk:
                 self._check_same_terms(component, sealed)
                 left = writer.state.left(component.name, slot)
             if cost > left:
-                raise _too_few(component, slot, cost, left)
+                raise too_few(component, slot, cost, left)
+            if tenant_cap is not None:
+                check_tenant(writer.state, component, tenant or "", count=count, cap=tenant_cap)
             if sealed is None:
                 self._seal(writer, terms)
-            body = {"component": component.name, "template": slot[0], "label": slot[1]}
-            return writer.append(RESERVE, {**body, "count": count, "amount": float(amount)}).seq
+            body: dict[str, Any] = {"component": component.name, "template": slot[0], "label": slot[1]}
+            body |= {"count": count, "amount": float(amount)}
+            if tenant is not None:
+                body["tenant"] = tenant
+            if self.store.durable:
+                # Two copies of one ledger that both go on, at the same second and for the same, write two lines.
+                body["nonce"] = secrets.token_hex(8)
+            return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
         """Is `check_same_terms`, once for two objects: neither ever changes."""
@@ -207,38 +344,26 @@ class Desk:
         yield "delta", delta, exact(self.header.delta), terms.delta
 
     def settle(self, kind: str, reservation: int, count: int) -> None:
-        """Records that reserved tickets were committed or given back."""
-        with self.exclusive() as writer:
-            writer.append(kind, {"reservation": reservation, "count": count})
+        """Records that reserved tickets were committed or given back; after a failure, the same again is the same."""
+        body = {"reservation": reservation, "count": count}
+        record = None
+        try:
+            with self.exclusive() as writer:
+                if self._doubtful:
+                    record = self._standing_after_all(writer.view, kind, body)
+                if record is None:
+                    record = writer.append(kind, body)
+        except BaseException:
+            if record is not None:  # an answer may have been lost behind the line
+                self._doubtful[reservation, kind] = record
+            raise
+        if self._doubtful:
+            self._doubtful.pop((reservation, kind), None)
 
-
-def exceeded(what: str, requested: float, remaining: Amount, advice: str) -> PrivacyBudgetExceededError:
-    """Returns the refusal of a request; the caller raises it."""
-    left = round_down(remaining)
-    msg = f"{what}: requested {requested:.9g}, remaining {left:.9g}. {advice}"
-    return PrivacyBudgetExceededError(msg, requested=requested, remaining=left)
-
-
-def check_same_terms(wanted: Component, sealed: Component) -> None:
-    """Refuses terms that differ from the sealed ones.
-
-    Raises:
-      SealedShareError: they differ.
-    """
-    changed = sealed.changed_terms(wanted)
-    if changed:
-        msg = (
-            f"{wanted.name!r}: expected the terms sealed by its first reservation, found others in {changed}. "
-            "Declare the same terms to go on with its tickets, or another component name for a new share."
-        )
-        raise SealedShareError(msg)
-
-
-def _too_few(component: Component, slot: Slot, cost: Amount, left: Amount) -> PrivacyBudgetExceededError:
-    if component.kind == "tickets":
-        what = (
-            f"tickets {slot[0]!r}" + ("" if slot[1] is None else f" for label {slot[1]!r}") + f" of {component.name!r}"
-        )
-    else:
-        what = f"{'mu^2' if component.kind == 'gdp' else 'rho'} of pool {component.name!r}"
-    return exceeded(what, round_up(cost), left, "What was reserved stays charged; a new share needs budget of its own.")
+    def _standing_after_all(self, view: LedgerTransaction, kind: str, body: Mapping[str, Any]) -> LedgerRecord | None:
+        """Returns the line of a settlement whose answer was lost, if it stands."""
+        earlier = self._doubtful.get((body["reservation"], kind))
+        if earlier is None or dict(earlier.body) != body:
+            return None
+        found = next(iter(view.records(earlier.seq - 1)), None)
+        return found if found is not None and found.hash == earlier.hash else None

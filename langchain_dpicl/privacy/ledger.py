@@ -16,10 +16,12 @@ from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_
 from langchain_dpicl.privacy.amounts import check_name, exact, round_down
 from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger_state import OpenReservation
 from langchain_dpicl.privacy.promises import JointPlan, Promises, open_plan
+from langchain_dpicl.privacy.receipt_checks import check_receipt
 from langchain_dpicl.privacy.report import PrivacyReport, ShareEntry
 from langchain_dpicl.privacy.shares import GdpPool, Reservation, Share, Uncopyable, ZCdpPool
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.stores import InMemoryStore, LedgerAnchor, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Kind, Ticket, event_of_tickets
 
 # Which examples a dataset_id means on a ledger, for this process: every budget object on one store has to agree.
@@ -34,18 +36,22 @@ class Budget(Uncopyable):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
-      - Nothing is granted if the ledger cannot be read, verified or written.
+      - Nothing is granted if the ledger cannot be read, verified or written, or, with an anchor, is not the one that
+        the anchor knows.
 
     Args:
       epsilon: limit for the ledger's whole life.
       delta: limit for the ledger's whole life; at most 1/(10 * public_size) of every data set bound.
       adjacency: the one neighbouring relation of everything on this ledger.
-      store: where the ledger lives; None: in memory, which dies with this process.
+      store: where the ledger lives; None: in memory, which dies with this process. A store that was merely opened
+        makes no ledger: it holds one, or is refused.
       name: public name for reports.
+      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
 
     Raises:
       ConfigurationError: an argument is out of range.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
+      LedgerError: the ledger is broken, cannot be read, or is not the one that the anchor knows.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
 
@@ -63,6 +69,7 @@ class Budget(Uncopyable):
         adjacency: Adjacency = "add_remove",
         store: LedgerStore | None = None,
         name: str = "budget",
+        anchor: LedgerAnchor | None = None,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -77,22 +84,28 @@ class Budget(Uncopyable):
         if limits:
             msg = f"store: expected a ledger with the limits given, found other {limits}. Use Budget.open(store)."
             raise PrivacyBudgetMismatchError(msg)
-        self._desk = Desk(self._store, found)
+        self._desk = Desk(self._store, found, anchor)
         self._promises = Promises(self._desk)
-        self._desk.refresh()
+        self._desk.open()
 
     @classmethod
-    def open(cls, store: LedgerStore) -> Budget:
+    def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None) -> Budget:
         """Opens the ledger that a store holds, with its own limits.
 
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
+          LedgerRollbackError: a line that the anchor knows is not on it.
         """
         header = store.header()
         if header is None:
             raise LedgerError("store: expected a ledger, found none. Create one with Budget(epsilon=, delta=, store=).")
         return cls(
-            epsilon=header.epsilon, delta=header.delta, adjacency=header.adjacency, store=store, name=header.name
+            epsilon=header.epsilon,
+            delta=header.delta,
+            adjacency=header.adjacency,
+            store=store,
+            name=header.name,
+            anchor=anchor,
         )
 
     @property
@@ -285,12 +298,45 @@ class Budget(Uncopyable):
             return PrivacyReport.build(self._desk.header, self._store, state.bindings, [*sealed, *pending])
 
     def verify(self) -> None:
-        """Recomputes the ledger's whole chain and every rule.
+        """Recomputes the ledger's whole chain and every rule, and asks the anchor, if there is one.
 
         Raises:
           LedgerError: a line was changed, dropped or breaks a rule.
+          LedgerRollbackError: a line that was seen before, or that the anchor knows, is gone or changed.
         """
         self._desk.verify()
+
+    def check_receipt(self, receipt: Any) -> None:
+        """Holds a receipt against the ledger: the line that it names must stand there unchanged.
+
+        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were spent.
+
+        Args:
+          receipt: a `Receipt`, a `Reservation`, or anything with (or a dict of) `ledger_id`, `entry` and `entry_hash`.
+            Without an entry nothing was charged, and only the ledger is compared; without a hash, only the number.
+
+        Raises:
+          ConfigurationError: it is no such thing.
+          PrivacyBudgetMismatchError: it is of another ledger.
+          LedgerRollbackError: the line is gone or another: an older copy took the ledger's place.
+        """
+        check_receipt(self._desk, receipt)
+
+    def dangling(self) -> tuple[OpenReservation, ...]:
+        """Returns the reservations with tickets neither committed nor given back, in order. For the operator.
+
+        They are counted as spent and stay so. Some are under way right now, in this or another process; the others
+        were left by a crash, a failure, or a block that paid for more than was released. Not part of a report: shown
+        beside releases, it would tell when the model was out.
+        """
+        with self._desk.lock:
+            return tuple(self._desk.refresh().open_reservations())
+
+    def close(self) -> None:
+        """Closes the store, if it can be closed. The budget and all that was taken from it are of no use afterwards."""
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            close()
 
     def _check_partition(self, tickets: Sequence[Ticket], partition: str | None) -> None:
         labels = {ticket.label for ticket in tickets if isinstance(ticket, Ticket) and ticket.label is not None}

@@ -35,6 +35,27 @@ class SealedShare:
     stamp: str
 
 
+@dataclass(frozen=True, slots=True)
+class OpenReservation:
+    """A reservation some of whose tickets were neither committed nor given back; they stay charged. Public.
+
+    Attributes:
+      entry: number of its line in the ledger.
+      component: name of the component that took it.
+      template: the tickets' template ("gdp" or "zcdp" for a pool).
+      label: their label, or None.
+      count: how many tickets are open.
+      stamp: when they were reserved (UTC); informative.
+    """
+
+    entry: int
+    component: str
+    template: str
+    label: str | None
+    count: int
+    stamp: str
+
+
 @dataclass(slots=True)
 class _Open:
     """A reservation not yet settled in full."""
@@ -44,6 +65,8 @@ class _Open:
     unit: Amount
     unsettled: int
     refundable: bool
+    tenant: str
+    stamp: str
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -81,6 +104,7 @@ class LedgerState:
         self._components: dict[str, Component] = {}
         self._left: dict[tuple[str, Slot], Amount] = {}
         self._open: dict[int, _Open] = {}
+        self._used: dict[tuple[str, str], int] = {}
 
     @property
     def sealed(self) -> tuple[SealedShare, ...]:
@@ -98,6 +122,15 @@ class LedgerState:
     def left(self, component: str, slot: Slot) -> Amount:
         """Returns what a sealed component's slot still holds."""
         return self._left[component, slot]
+
+    def used_by(self, tenant: str, component: str) -> int:
+        """Returns how many tickets of a component a tenant has; lines that name no tenant are those of ""."""
+        return self._used.get((component, tenant), 0)
+
+    def open_reservations(self) -> Iterator[OpenReservation]:
+        """Yields the reservations with tickets neither committed nor given back, in order."""
+        for entry, held in sorted(self._open.items()):
+            yield OpenReservation(entry, held.component, *held.slot, held.unsettled, held.stamp)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
@@ -160,13 +193,20 @@ class LedgerState:
         left = self._left[component.name, slot] - unit * count
         _require(left >= 0, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable
+        tenant = body.get("tenant", "")
+        if type(tenant) is not str:
+            raise LedgerError("expected a tenant's name as text")
         self._left[component.name, slot] = left
-        self._open[record.seq] = _Open(component.name, slot, unit, count, refundable)
+        self._open[record.seq] = _Open(component.name, slot, unit, count, refundable, tenant, record.stamp)
+        whose = component.name, tenant
+        self._used[whose] = self._used.get(whose, 0) + count
 
     def _give_back(self, record: LedgerRecord) -> None:
         entry = self._open[record.body["reservation"]]
         _require(entry.refundable, "a refundable ticket")
-        self._left[entry.component, entry.slot] += entry.unit * self._settle(record)
+        count = self._settle(record)
+        self._left[entry.component, entry.slot] += entry.unit * count
+        self._used[entry.component, entry.tenant] -= count
 
     def _settle(self, record: LedgerRecord) -> int:
         number = record.body["reservation"]

@@ -13,11 +13,12 @@ from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
-from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import exact, round_down, round_up
-from langchain_dpicl.privacy.desk import Desk, Standing, check_same_terms, exceeded
+from langchain_dpicl.privacy.desk import Desk, Standing
 from langchain_dpicl.privacy.ledger_state import LedgerState
+from langchain_dpicl.privacy.refusals import check_same_terms, exceeded
 from langchain_dpicl.privacy.tickets import (
     Component,
     ShareTerms,
@@ -70,6 +71,15 @@ class Promises:
         known = self.known(component)
         if known is not None:
             return known
+        try:
+            return self._admit_new(component)
+        except (PrivacyBudgetExceededError, SealedShareError):
+            known = self.known(component)  # another process may have sealed this very share meanwhile
+            if known is None:
+                raise
+        return known
+
+    def _admit_new(self, component: Component) -> Standing:
         wanted = component.delta if component.delta is not None else self._proportional_delta(component)
         epsilon, delta = self.fit(component.epsilon, wanted, {component.name})
         asked = None if component.epsilon is None else epsilon

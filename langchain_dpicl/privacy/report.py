@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.metadata
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
 from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.report_deltas import (
+    DEFAULT_SECONDS,
+    METHOD,
+    EpsilonTable,
+    default_deltas,
+    epsilon_table,
+    table_problems,
+)
+from langchain_dpicl.privacy.report_markdown import markdown_of
+from langchain_dpicl.privacy.report_text import text_of
+from langchain_dpicl.privacy.report_words import PACKAGE, own_version, package_versions, words_of
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
 from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
@@ -27,33 +37,6 @@ from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_o
 from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 REPORT_FORMAT = 1
-PACKAGE = "langchain-dpicl"
-
-PROVED_EPSILON = 32.0
-
-ADJACENCY_WORDS = {
-    "add_remove": "two data sets are neighbours if one is the other without one unit",
-    "replace_one": "two data sets are neighbours if one is the other with one unit replaced",
-}
-TRUST = (
-    "Trusted: the process that ran, the ledger's storage, and the model provider: it SEES the private prompts. "
-    "The guarantee covers what the package returned, not what the provider or its logs keep."
-)
-ASSUMED_PUBLIC = (
-    "the declarations of each data set below, public_size included",
-    "templates, instructions, label sets, model names and every parameter shown under `public`",
-    "the tickets of each share: events, rates, noise and maximum counts",
-    "queries and their number",
-)
-NOISE_GAP = (
-    "The declared gap between ideal and drawn noise is proved for a total epsilon of at most 32 "
-    "(docs/proofs/randomness.md)."
-)
-NOISE_GAP_OPEN = " This ledger's limit is above: float effects are NOT covered beyond a total epsilon of 32."
-DIGEST_MEANS = (
-    "The digest is no signature: it catches accidents, and whoever rewrites the whole report can write a fitting one. "
-    "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
-)
 INSTRUCTION_ONLY = "instruction only"
 _SHOWN = (shown_problems, label_problems, training_problems)
 _LEDGER = {"ledger_id", "name", "durable", "storage"}
@@ -89,6 +72,9 @@ class PrivacyReport:
       datasets: declarations of the data sets bound.
       shares: sealed ones first, then those declared in this process only.
       version: of this package.
+      packages: versions of what computes prices, in the process that made the report; other processes may have
+        declared shares with others.
+      table: epsilon at other deltas, where `with_epsilons` was asked for it.
     """
 
     ledger: LedgerHeader
@@ -97,6 +83,8 @@ class PrivacyReport:
     datasets: tuple[Mapping[str, Any], ...]
     shares: tuple[ShareEntry, ...]
     version: str
+    packages: Mapping[str, str] = field(default_factory=package_versions)
+    table: EpsilonTable | None = None
 
     @classmethod
     def build(
@@ -108,7 +96,7 @@ class PrivacyReport:
     ) -> PrivacyReport:
         """Freezes what the ledger says now."""
         datasets = tuple(copy.deepcopy(dict(bindings[name])) for name in sorted(bindings))
-        return cls(ledger, store.durable, store.description, datasets, tuple(shares), _version())
+        return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version())
 
     @property
     def epsilon(self) -> float:
@@ -120,12 +108,35 @@ class PrivacyReport:
         """Sum over all shares, rounded up."""
         return _sum(share.terms.delta for share in self.shares)
 
+    def epsilons(
+        self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
+    ) -> EpsilonTable:
+        """Bounds epsilon of everything sealed at other deltas; prices it anew, which takes seconds a share and delta.
+
+        Args:
+          deltas: in (0, 1), at most 200; None: the ledger's own and a tenth, hundredth and thousandth of it.
+          max_seconds: no price is begun after so long, and rows without one say so; None: no limit.
+
+        Raises:
+          ConfigurationError: an argument is out of range.
+        """
+        wanted = default_deltas(self.ledger.delta) if deltas is None else deltas
+        sealed = [share.terms for share in self.shares if share.sealed_at is not None]
+        return epsilon_table(sealed, wanted, adjacency=self.ledger.adjacency, max_seconds=max_seconds)
+
+    def with_epsilons(
+        self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
+    ) -> PrivacyReport:
+        """Returns the report with the table of `epsilons` in all its forms."""
+        return replace(self, table=self.epsilons(deltas, max_seconds=max_seconds))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form, with a digest over all of it."""
         data = {
             "report_format": REPORT_FORMAT,
             "package": PACKAGE,
             "version": self.version,
+            "packages": dict(self.packages),
             "ledger": {
                 "ledger_id": self.ledger.ledger_id,
                 "name": self.ledger.name,
@@ -137,7 +148,8 @@ class PrivacyReport:
             "promised": {"epsilon": self.epsilon, "delta": self.delta},
             "datasets": [dict(dataset) for dataset in self.datasets],
             "shares": [share.to_dict() for share in self.shares],
-            **_words_of(self.ledger.adjacency, self.ledger.epsilon),
+            **({} if self.table is None else {"epsilons": self.table.to_dict()}),
+            **words_of(self.ledger.adjacency, self.ledger.epsilon),
         }
         return copy.deepcopy({**data, "digest": _digest(data)})
 
@@ -147,70 +159,14 @@ class PrivacyReport:
 
     def to_text(self) -> str:
         """Returns the report for people."""
-        return "\n".join(self._lines())
+        return text_of(self.to_dict())
 
-    def _lines(self) -> Iterator[str]:
-        limits = self.ledger
-        yield f"Privacy report of {limits.name!r} (ledger {limits.ledger_id}, {self.storage})"
-        yield f"  limit     epsilon {limits.epsilon:g}, delta {limits.delta:g}"
-        yield f"  promised  epsilon {self.epsilon:g}, delta {self.delta:g} (an upper bound)"
-        yield f"  adjacency {limits.adjacency}: {ADJACENCY_WORDS[limits.adjacency]}"
-        for dataset in self.datasets:
-            yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {_size(dataset)}"
-        yield ""
-        yield f"  {'share':<28}{'epsilon':>12}{'delta':>12}  tickets"
-        for share in self.shares:
-            yield from _share_lines(share)
-        if not self.shares:
-            yield "  (none)"
-        yield ""
-        yield "  Assumed public: " + "; ".join(ASSUMED_PUBLIC) + "."
-        yield "  " + TRUST
-        yield "  " + _words_of(limits.adjacency, limits.epsilon)["noise_gap"]
-        yield "  " + DIGEST_MEANS
-        if not self.durable:
-            yield "  This ledger dies with its process: after a restart nothing remembers what was spent."
+    def to_markdown(self) -> str:
+        """Returns the report for people, with every mechanism, opinion and parameter, as Markdown."""
+        return markdown_of(self.to_dict())
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def _words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
-    """Returns the sentences of a report whose ledger has these limits."""
-    return {
-        "adjacency_means": ADJACENCY_WORDS[adjacency],
-        "assumed_public": list(ASSUMED_PUBLIC),
-        "trust": TRUST,
-        "noise_gap": NOISE_GAP + (NOISE_GAP_OPEN if epsilon > PROVED_EPSILON else ""),
-        "digest_means": DIGEST_MEANS,
-    }
-
-
-def _size(dataset: Mapping[str, Any]) -> str:
-    size = dataset["public_size"]
-    return str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
-
-
-def _share_lines(share: ShareEntry) -> Iterator[str]:
-    terms = share.terms
-    state = "declared" if share.sealed_at is None else f"sealed {share.sealed_at}"
-    if terms.joint:
-        yield f"  {'(joint plan)':<28}{terms.epsilon:>12.6g}{terms.delta:>12.3g}  {state}"
-    for component in terms.components:
-        charge = f"{'':>24}" if terms.joint else f"{terms.epsilon:>12.6g}{terms.delta:>12.3g}"
-        name = ("  " if terms.joint else "") + component.name
-        yield f"  {name:<28}{charge}  {_tickets(component)}" + ("" if terms.joint else f"; {state}")
-
-
-def _tickets(component: Component) -> str:
-    if component.limit is not None:
-        return f"pool, {'mu' if component.kind == 'gdp' else 'rho'} = {component.limit:.6g}"
-    counts: dict[str, int] = {}
-    for ticket in component.tickets:
-        counts[ticket.template] = counts.get(ticket.template, 0) + ticket.max_count
-    labels = len({ticket.label for ticket in component.tickets} - {None})
-    text = ", ".join(f"{template} x {count}" for template, count in counts.items())
-    return text + (f" over {labels} labels" if labels else "")
 
 
 class CarriesReport(Protocol):
@@ -343,13 +299,14 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
         problems.extend(_header_problems(data))
         adjacency = check_adjacency(data["adjacency"])
         datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
-        book = Book(adjacency, datasets, data["version"] == _version())
+        book = Book(adjacency, datasets, data["version"] == own_version())
         problems.extend(_delta_problems(data, datasets))
         for item in data["shares"]:
             terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
             cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)
             shares.append((terms, cost))
             problems.extend(_share_problems(terms, cost, book))
+        problems.extend(_table_problems(data, [terms for terms, _ in shares], book))
         read = all(cost < math.inf for _, cost in shares)
     except UNREADABLE as error:
         problems.append(f"the report cannot be read: {why(error)}")
@@ -373,11 +330,21 @@ def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
             yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
         if exact(total) > exact(limit):
             yield f"limits: shares add to {name} {total!r}, above {limit!r}"
-    if data["version"] == _version():
-        for name, words in _words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
+    if data["version"] == own_version():
+        for name, words in words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
             if data[name] != words:
                 yield f"{name}: not the words of this version"
     _check_ledger(data["ledger"])
+
+
+def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: Book) -> Iterator[str]:
+    """Reports made before there were such tables, or without one, have nothing to check here."""
+    if (table := data.get("epsilons")) is None:
+        return
+    sealed = [terms for terms, item in zip(shares, data["shares"], strict=True) if item["sealed_at"] is not None]
+    yield from table_problems(table, sealed, adjacency=book.adjacency)
+    if book.this_version and table["method"] != METHOD:
+        yield "epsilons: the method is not in the words of this version"
 
 
 def _check_ledger(ledger: Any) -> None:
@@ -441,10 +408,3 @@ def _sum(values: Any) -> float:
 
 def _digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(dict(data)).encode("utf-8")).hexdigest()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -11,11 +11,12 @@ import threading
 from typing import Any, NoReturn, SupportsIndex
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import check_int, check_positive
-from langchain_dpicl.privacy.amounts import round_down
+from langchain_dpicl.privacy._validate import check_int, check_positive, fail
+from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, round_down
 from langchain_dpicl.privacy.desk import Desk, Standing
 from langchain_dpicl.privacy.events import Event, GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
+from langchain_dpicl.privacy.stores import LedgerRecord
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 
 
@@ -42,6 +43,8 @@ class Reservation(Uncopyable):
 
     Attributes:
       ledger_id: the ledger that paid.
+      entry: number of the reservation's line in the ledger; public.
+      entry_hash: the line's hash; it goes on receipts, by which a ledger that was put back is known.
       adjacency: the neighbouring relation that the tickets were priced under.
       component: name of the component that holds it.
       partition: `dataset_id` of the only examples its labels speak of; None: the component declared none.
@@ -53,9 +56,19 @@ class Reservation(Uncopyable):
     """
 
     def __init__(
-        self, desk: Desk, number: int, component: Component, slot: Slot, *, count: int, event: Event, refundable: bool
+        self,
+        desk: Desk,
+        line: LedgerRecord,
+        component: Component,
+        slot: Slot,
+        *,
+        count: int,
+        event: Event,
+        refundable: bool,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
+        self.entry = line.seq
+        self.entry_hash = line.hash
         self.adjacency = desk.header.adjacency
         self.component = component.name
         self.partition = component.partition
@@ -64,16 +77,10 @@ class Reservation(Uncopyable):
         self.event = event
         self.refundable = refundable
         self._desk = desk
-        self._number = number
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._unburnt = count
         self._uncommitted = 0
-
-    @property
-    def entry(self) -> int:
-        """Number of the reservation's line in the ledger; public."""
-        return self._number
 
     @property
     def unburnt(self) -> int:
@@ -117,7 +124,7 @@ class Reservation(Uncopyable):
                     f"commit: expected at most {self._uncommitted} burnt tickets of {self.component!r}, found {count}."
                 )
                 raise LedgerError(msg)
-            self._desk.settle(COMMIT, self._number, count)
+            self._desk.settle(COMMIT, self.entry, count)
             self._uncommitted -= count
 
     def give_back(self) -> int:
@@ -133,7 +140,7 @@ class Reservation(Uncopyable):
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
-            self._desk.settle(GIVE_BACK, self._number, count)
+            self._desk.settle(GIVE_BACK, self.entry, count)
             return count
 
     def _check_home(self) -> None:
@@ -183,9 +190,20 @@ class _Holding(Uncopyable):
         state = self._desk.refresh()
         return round_down(state.left(self.component, slot) if self.component in state.shares else full)
 
-    def _take(self, slot: Slot, count: int, *, amount: float, event: Event, refundable: bool) -> Reservation:
-        number = self._desk.reserve(self._standing, self._component, slot, count=count, amount=amount)
-        return Reservation(self._desk, number, self._component, slot, count=count, event=event, refundable=refundable)
+    def _take(
+        self,
+        slot: Slot,
+        count: int,
+        *,
+        event: Event,
+        refundable: bool,
+        amount: float = 1.0,
+        tenant: str | None = None,
+        cap: int | None = None,
+    ) -> Reservation:
+        mine = self._standing, self._component, slot
+        line = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap)
+        return Reservation(self._desk, line, self._component, slot, count=count, event=event, refundable=refundable)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.component!r})"
@@ -212,18 +230,43 @@ class Share(_Holding):
         """
         return int(self._left((template, label)))
 
-    def reserve(self, template: str, *, label: str | None = None, count: int = 1) -> Reservation:
+    def used_by(self, tenant: str) -> int:
+        """Returns how many tickets a tenant holds or has used, in every process; without a name: all the nameless."""
+        return self._desk.refresh().used_by(tenant, self.component)
+
+    def reserve(
+        self,
+        template: str,
+        *,
+        label: str | None = None,
+        count: int = 1,
+        tenant: str | None = None,
+        tenant_cap: int | None = None,
+    ) -> Reservation:
         """Charges tickets, atomically and durably, before any private record is read.
 
+        Args:
+          template: which ticket.
+          label: its label, if it has one.
+          count: how many.
+          tenant: public name of who asks; the ledger counts each tenant's tickets. None: nobody in particular, "".
+          tenant_cap: most tickets of this share that the tenant may have, those of every process together.
+
         Raises:
-          PrivacyBudgetExceededError: fewer tickets are left, or the share no longer fits the budget.
+          PrivacyBudgetExceededError: fewer tickets are left, to all or to the tenant, or the share no longer fits the
+            budget.
           SealedShareError: the share was replaced, or is sealed on other terms.
           ConfigurationError: no such ticket, a count below 1, or the share's plan is still open.
           LedgerError: the ledger cannot be read or written; nothing is granted.
         """
         ticket = self._component.ticket(template, label)
         check_int("count", count, low=1)
-        return self._take((template, label), count, amount=1.0, event=ticket.event, refundable=ticket.refundable)
+        if tenant is not None and (not isinstance(tenant, str) or len(tenant) > MAX_NAME_LENGTH):
+            raise fail("tenant", f"a text of at most {MAX_NAME_LENGTH} characters", type(tenant).__name__)
+        if tenant_cap is not None:
+            check_int("tenant_cap", tenant_cap, low=0)
+        slot, refundable = (template, label), ticket.refundable
+        return self._take(slot, count, event=ticket.event, refundable=refundable, tenant=tenant, cap=tenant_cap)
 
 
 class GdpPool(_Holding):

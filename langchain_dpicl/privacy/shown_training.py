@@ -30,6 +30,8 @@ _TRAINED: Mapping[str, frozenset[str]] = {
     "optimizer": frozenset({"learning_rate", "name", "schedule", "weight_grid"}),
     "task": frozenset({"kind", "labels", "max_input_tokens", "max_target_tokens", "template", "words"}),
 }
+# Where the training names what a prompt says of its base model; weights that nothing told are in neither place.
+_OF_BASE = {"name": "model", "tokenizer": "tokenizer", "weights": "base_weights"}
 _OF_RUN = frozenset({"ledger_id", "step", "steps"})
 
 
@@ -129,7 +131,7 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
         are no more than those; and the prompt is for the method, the length, the task, the model and the tokenizer
         that the component shows.
       - That the numbers are the ones that those steps released, that the steps were made, and what the component shows
-        of the training beside (rule, fields, weights of the model) is their sender's word.
+        of the training beside (rule, fields, digest of the model) is their sender's word.
       - What is neither a prompt nor the report of one has no problem.
 
     Args:
@@ -176,7 +178,7 @@ def _prompt_problems(prompt: object, component: Component) -> Iterator[str]:
     shown = {
         "method": training["method"],
         "num_virtual_tokens": training["num_virtual_tokens"],
-        **{f"base.{name}": training[where] for name, where in (("name", "model"), ("tokenizer", "tokenizer"))},
+        **{f"base.{name}": training[where] for name, where in _OF_BASE.items() if where in training},
         **{f"task.{name}": value for name, value in training["task"].items()},
     }
     said = _said_by(prompt)

@@ -1,11 +1,17 @@
 """What every ledger store must do. Subclass `StoreContract`, return an empty store from `make_store`.
 
-A durable store also overrides `reopen`, which returns a second handle on the same ledger, as another process has it.
+A durable store subclasses `DurableStoreContract`, which asks for more ways to the same ledger, and to its neighbours.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+import pickle
 import threading
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +20,7 @@ import pytest
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from tests.ledgers import use_simple_prices
 
 CONTENDERS = 64
@@ -165,6 +171,205 @@ class StoreContract:
         assert outcomes.count("granted") == TICKETS
         assert outcomes.count("refused") == CONTENDERS - TICKETS
         budgets[0].verify()
+
+
+class DurableStoreContract(StoreContract):
+    """The suite of a store that outlives its process. Its place may hold several ledgers, each with a name."""
+
+    def reopen(self, store: LedgerStore) -> LedgerStore:
+        """Returns another handle on the same ledger, as another process has it."""
+        raise NotImplementedError
+
+    def beside(self, store: LedgerStore, name: str) -> LedgerStore:
+        """Makes a ledger of that name in the same place."""
+        raise NotImplementedError
+
+    def opened(self, store: LedgerStore, name: str) -> LedgerStore:
+        """Opens a ledger of that name in the same place."""
+        raise NotImplementedError
+
+    def test_it_says_that_it_outlives_its_process(self, empty: LedgerStore) -> None:
+        assert empty.durable
+        assert "dies with" not in empty.description
+
+    def test_the_head_is_the_last_line(self, empty: LedgerStore) -> None:
+        assert head_of(empty) == (0, "")
+        standing = empty.create(header())
+        assert head_of(empty) == (0, standing.digest)
+        with empty.transaction() as view:
+            first = view.append("note", {})
+            assert head_of(view) == (1, first.hash)
+            last = view.append("note", {})
+            assert head_of(view) == (2, last.hash)
+        assert head_of(empty) == head_of(self.reopen(empty)) == (2, last.hash)
+
+    def test_it_lives_on_when_its_handle_is_closed(self, store: LedgerStore) -> None:
+        with store.transaction() as view:
+            line = view.append("note", {"n": 1})
+        other = self.reopen(store)
+        close(store)
+        assert list(other.records()) == [line]
+        close(other)
+        assert list(self.reopen(store).records()) == [line]
+
+    def test_a_closed_handle_is_refused_and_closing_again_changes_nothing(self, store: LedgerStore) -> None:
+        close(store)
+        close(store)
+        with pytest.raises(LedgerError):
+            store.header()
+        with pytest.raises(LedgerError):
+            store.records()
+        with pytest.raises(LedgerError), store.transaction():
+            pass
+        assert header_of(self.reopen(store)).ledger_id == "a"
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_another_process_finds_it_and_writes_on(self, store: LedgerStore) -> None:
+        with store.transaction() as view:
+            line = view.append("note", {"n": 1})
+
+        def another() -> None:
+            with self.reopen(store).transaction() as view:
+                view.append("note", {"seen": [line.seq for line in view.records()], "head": head_of(view)})
+
+        assert in_child(another)
+        ours, theirs = store.records()
+        assert ours == line
+        assert theirs.prev == line.hash
+        assert theirs.body == {"seen": [1], "head": [1, line.hash]}
+        with store.transaction() as view:
+            assert view.append("note", {}).seq == 3
+
+    def test_ledgers_of_one_place_do_not_see_each_other(self, store: LedgerStore) -> None:
+        other = self.beside(store, "other")
+        assert other.header() is None
+        other.create(header("b"))
+        with store.transaction() as view:
+            ours = [view.append("note", {"ours": n}) for n in range(2)]
+        with other.transaction() as view:
+            assert list(view.records()) == []
+            theirs = [view.append("note", {"theirs": n}) for n in range(3)]
+        with store.transaction() as view:
+            ours.append(view.append("note", {"ours": 2}))
+        assert [line.seq for line in ours] == [line.seq for line in theirs] == [1, 2, 3]
+        assert list(self.reopen(store).records()) == ours
+        assert list(self.opened(store, "other").records()) == theirs
+        assert header_of(self.reopen(store)).ledger_id == "a"
+        assert header_of(self.opened(store, "other")).ledger_id == "b"
+        assert head_of(store) == (3, ours[-1].hash)
+
+    def test_opening_makes_no_ledger(self, store: LedgerStore) -> None:
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="other"):
+                self.opened(store, "other").header()
+        assert self.beside(store, "other").header() is None
+
+    def test_a_ledger_is_made_once(self, store: LedgerStore) -> None:
+        self.beside(store, "other").create(header("b"))
+        with pytest.raises(LedgerError, match="other"):
+            self.beside(store, "other")
+        assert header_of(self.opened(store, "other")).ledger_id == "b"
+        assert header_of(store).ledger_id == "a"
+
+    def test_a_reader_waits_for_no_writer_and_sees_what_was_committed(self, store: LedgerStore) -> None:
+        reader = self.reopen(store)
+        with store.transaction() as view:
+            line = view.append("note", {})
+            assert list(reader.records()) == []
+            assert head_of(reader) == (0, header_of(reader).digest)
+        assert list(reader.records()) == [line]
+
+    def test_a_body_that_is_no_json_leaves_nothing(self, store: LedgerStore) -> None:
+        for body in ({"x": float("nan")}, {"x": object()}):
+            with pytest.raises((TypeError, ValueError)), store.transaction() as view:
+                view.append("note", {"n": 1})
+                view.append("note", body)
+        assert list(self.reopen(store).records()) == []
+        with store.transaction() as view:
+            assert view.append("note", {}).seq == 1
+
+    def test_it_is_not_copied_and_not_pickled(self, store: LedgerStore) -> None:
+        assert copy.copy(store) is store
+        assert copy.deepcopy({"store": store})["store"] is store
+        with pytest.raises(LedgerError):
+            pickle.dumps(store)
+
+    def test_a_budget_lives_on_in_another_handle(self, empty: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_simple_prices(monkeypatch)
+        tickets = (Ticket("t", PureEvent(0.1), max_count=TICKETS),)
+        first = Budget(epsilon=1.0, delta=1e-6, store=empty).declare("c", tickets=tickets, epsilon=1.0)
+        first.reserve("t", count=4).burn(4)
+        again = Budget.open(self.reopen(empty))
+        assert (again.epsilon, again.remaining_epsilon) == (1.0, 0.0)
+        share = again.declare("c", tickets=tickets, epsilon=1.0)
+        assert share.remaining("t") == TICKETS - 4
+        with pytest.raises(PrivacyBudgetExceededError):
+            share.reserve("t", count=TICKETS - 3)
+        again.verify()
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_a_forked_child_goes_on_beside_its_parent(self, store: LedgerStore) -> None:
+        with store.transaction() as view:
+            view.append("note", {"by": "parent"})
+
+        def child() -> None:
+            with store.transaction() as view:
+                assert len(view.records()) == 1
+                view.append("note", {"by": "child"})
+
+        assert in_child(child)
+        with store.transaction() as view:
+            view.append("note", {"by": "parent"})
+        assert [line.body["by"] for line in self.reopen(store).records()] == ["parent", "child", "parent"]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+    def test_a_child_forked_inside_a_transaction_can_neither_write_nor_end_it(self, store: LedgerStore) -> None:
+        parent = os.getpid()
+        with contextlib.ExitStack() as stack:
+            view = stack.enter_context(store.transaction())
+            view.append("note", {"by": "parent"})
+
+            def child() -> None:
+                with pytest.raises(LedgerError):
+                    view.append("note", {"by": "child"})
+                with pytest.raises(LedgerError):
+                    stack.close()
+                with pytest.raises(LedgerError), store.transaction() as another:
+                    another.append("note", {"by": "child"})
+
+            assert in_child(child)
+            assert os.getpid() == parent
+        assert [line.body["by"] for line in self.reopen(store).records()] == ["parent"]
+
+
+def in_child(action: Callable[[], object]) -> bool:
+    """Runs `action` in a forked child; returns whether it came to its end."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return exit_status(pid) == 0
+
+
+def exit_status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def close(store: LedgerStore) -> None:
+    """Closes a durable store; the Protocol does not ask for it."""
+    store.close()  # type: ignore[attr-defined]
+
+
+def head_of(source: LedgerStore | LedgerTransaction) -> tuple[int, str]:
+    """Asks a store, or its transaction, for its last line; the Protocol leaves it open whether it can tell."""
+    number, digest = source.head()  # type: ignore[union-attr]
+    return number, digest
 
 
 def header_of(store: LedgerStore) -> LedgerHeader:

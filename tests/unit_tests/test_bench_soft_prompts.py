@@ -34,7 +34,7 @@ from _soft_speed import WAYS, SpeedSize, Track
 from _soft_task import SoftTask, soft_task
 
 TINY = SpeedSize(layers=1, width=64, vocabulary=100, rows=4, tokens=12, virtual_tokens=2)
-BASE = BaseSize(layers=1, width=32, heads=2, vocabulary=420, length=24, prompt=2, lessons=2, steps=4, last=2, batch=4)
+BASE = BaseSize(layers=1, width=32, heads=2, vocabulary=420, length=24, prompt=2, lessons=2, steps=4, batch=4)
 SETTINGS = argparse.Namespace(
     steps=2, batch=4, clip=0.1, rate=0.02, optimizer="adam", schedule="linear", virtual_tokens=2
 )

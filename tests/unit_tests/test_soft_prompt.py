@@ -229,6 +229,9 @@ def test_it_is_public_and_can_be_copied_pickled_and_shown() -> None:
         ({"arrays": {ARRAY: numbers(3, 32) * np.float32("nan")}}, "finite numbers"),
         ({"base": {"name": "tiny"}}, "base: expected texts under 'name' and 'tokenizer'"),
         ({"base": {"name": "tiny", "tokenizer": 3}}, "base"),
+        ({"base": {**BASE, "weights": 3}}, "base"),
+        ({"base": {**BASE, "more": "3"}}, "base"),
+        ({"base": {"name": "tiny", "weights": "3"}}, "base"),
         ({"report": {}}, 'report\\["epsilon"\\]'),
         ({"report": {"epsilon": 1.0, "of": object()}}, "report: expected JSON values"),
         ({"report": [1]}, "report: expected a JSON object"),
@@ -369,8 +372,10 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"found the file 'thesis\.tex'"):
         soft().save(tmp_path / "work" / "thesis.tex")
     assert (tmp_path / "work" / "thesis.tex").read_text() == "long"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConfigurationError, match=r"found '.*nowhere.prompt'; make that folder first"):
         soft().save(tmp_path / "nowhere" / "prompt")
+    with pytest.raises(ConfigurationError, match="make that folder first"):
+        soft().save(tmp_path / "work" / "thesis.tex" / "prompt")
 
 
 @pytest.mark.parametrize("fails_at", ["fsync", "rename"])

@@ -315,6 +315,35 @@ def test_an_engine_and_a_folder_do_too(tmp_path: Path) -> None:
     assert read.scores(TEXTS) == classifier("bert head", labelled).scores(TEXTS)
 
 
+def test_a_prompt_of_other_weights_is_refused(tmp_path: Path) -> None:
+    one, (model, tokenizer) = prompt("roberta", "soft_prompt", MASKED), parts("roberta")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    low = SoftPromptClassifier(str(tmp_path), one, device="cpu", dtype="bfloat16")
+    assert low.scores(TEXTS)[0]["bad"] == pytest.approx(classifier("roberta", one).scores(TEXTS)[0]["bad"], abs=0.1)
+    other = tiny_tuning.roberta()
+    with torch.no_grad():
+        other.lm_head.bias.add_(1.0)
+    with pytest.raises(ConfigurationError, match=r"'default': expected the weights that it was trained on .*'Roberta"):
+        SoftPromptClassifier(other, one, tokenizer=tokenizer)
+
+
+def test_a_model_whose_parts_are_made_at_random_when_it_is_read_is_refused(tmp_path: Path) -> None:
+    """A masked model has no pooler: under a head it is another one each time, and no prompt brings it along."""
+    body, words = tiny_tuning.bert("BertForMaskedLM"), tiny_tuning.bert_tokenizer()
+    body.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        task = replace(HEAD, labels=("bad", "good"))
+        made = PromptEngine(str(tmp_path), method="soft_prompt", num_virtual_tokens=3, task=task, device="cpu")
+        one = SoftPrompt.of(made, np.zeros(made.width), report=REPORT)
+        with pytest.raises(ConfigurationError, match="Parts that a folder lacks are made at random"):
+            SoftPromptClassifier(str(tmp_path), one, device="cpu")
+    made.prompted.model.save_pretrained(tmp_path)
+    assert SoftPromptClassifier(str(tmp_path), one, device="cpu").batch(TEXTS)
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     causal, masked = prompt("llama", "soft_prompt", CAUSAL), prompt("roberta", "soft_prompt", MASKED)
     with pytest.raises(ConfigurationError, match="tasks of one kind, as they share a model"):

@@ -31,6 +31,7 @@ from langchain_dpicl.models import ChatLocal, LocalLLM
 from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
 from tests import tiny_tuning
+from tests.unit_tests.backends.hf_doubles import Narrow
 
 TEXT = "why was my card charged twice?"
 LENGTH = 9
@@ -331,6 +332,40 @@ def test_a_prompt_of_another_model_is_refused() -> None:
     short = HuggingFaceBackend(tiny_tuning.llama(context=16), tokenizer(), max_prompt_tokens=8, max_new_tokens=8)
     with pytest.raises(ConfigurationError, match="fewer virtual tokens than the model's context, 16"):
         SoftPromptBackend(short, prompt("llama", "soft_prompt", 15))
+
+
+def test_a_prompt_of_other_weights_is_refused_and_of_the_same_in_another_precision_is_not() -> None:
+    fits = prompt("llama", "soft_prompt")
+    moved = model("llama").__class__(model("llama").config)
+    moved.load_state_dict(model("llama").state_dict())
+    same = HuggingFaceBackend(moved.to(torch.bfloat16), tokenizer(), max_prompt_tokens=64, max_new_tokens=32)
+    assert SoftPromptBackend(same, fits).complete([TEXT], max_tokens=1)
+    with torch.no_grad():
+        moved.model.layers[1].mlp.up_proj.weight.mul_(1.01)
+    other = HuggingFaceBackend(moved, tokenizer(), max_prompt_tokens=64, max_new_tokens=32)
+    with pytest.raises(
+        ConfigurationError, match=r"weights that it was trained on \(those of 'Llama.*pass that very mod"
+    ):
+        SoftPromptBackend(other, {"a": fits})
+    known = {key: value for key, value in fits.base.items() if key != "weights"}
+    for base_of_it in (known, {**known, "weights": "another form:1"}):
+        assert SoftPromptBackend(other, replace(fits, base=base_of_it)).complete([TEXT], max_tokens=1)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_rows_are_read_anew_where_memory_runs_out_and_private_sessions_give_way(calls: int) -> None:
+    made = tiny_tuning.llama()
+    local = HuggingFaceBackend(made, tokenizer(), max_prompt_tokens=16, max_new_tokens=8, row_batch=2)
+    served = SoftPromptBackend(local, {"a": prompt("llama", "soft_prompt"), "b": prompt("llama", "prefix")})
+    given: dict[str, Any] = {"max_tokens": 4, "names": ["a", "b"]}
+    expected = served.complete([TEXT, "my card"], **given)
+    session = local.open_full(["the sea is", "a lake is", "the rose"] * 3, (), public="the", num_rows=None)
+    rows = session.logits(None)
+    narrow = Narrow(made)
+    narrow.fail_in(calls)
+    assert served.complete([TEXT, "my card"], **given) == expected
+    assert narrow.failures == 1
+    assert np.array_equal(session.logits(None), rows)
 
 
 def test_a_model_that_cannot_begin_with_what_was_read_is_refused() -> None:

@@ -266,6 +266,16 @@ def test_a_target_may_be_any_declared_field_and_undeclared_labels_count_zero() -
     prepared(private, target_key="mood", expected_batch_size=40, steps=1).run()
 
 
+def test_a_task_that_writes_texts_writes_labels_only_if_asked_to() -> None:
+    """Otherwise one would learn only when it is paid for that the prompt chooses no label."""
+    engine = LogisticEngine(task=PromptTask("causal_lm", "{text} ="))
+    with pytest.raises(
+        ConfigurationError, match=r"labels: expected a task with labels.*Give labels=\[\.\.\.\] or verbal"
+    ):
+        prepared(engine=engine)
+    prepared(engine=engine, target_key="label")
+
+
 def test_labels_that_the_task_has_not_are_refused() -> None:
     private = PrivateExamples(
         [{"text": "x", "label": "fair"}], label_key="label", labels=(*LABELS, "fair"), public_size=40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import itertools
 import json
@@ -635,6 +636,22 @@ OTHERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+SAID_OF_OTHERS = {
+    "plan": "steps: 4 in the file, 5 here",
+    "noise": "noise_multiplier: 1.0 in the file, 2.0 here",
+    "clip": "l2_clip_norm: 0.1 in the file, 0.2 here",
+    "rate": "(training.optimizer.learning_rate: 0.01 in the file, 0.02 here)",
+    "optimizer": "(training.optimizer.name: 'adam' in the file, 'sgd' here)",
+    "schedule": "(training.optimizer.schedule: 'constant' in the file, 'linear' here)",
+    "model": "training.weights: '000",
+    "size": "(training.num_virtual_tokens: 2 in the file, 3 here)",
+    "shape": "training.num_virtual_tokens: 2 in the file, 4 here",
+    "ledger": "ledger_id: ",
+    "examples": "dataset_id: ",
+    "component": "component: ",
+}
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_file_of_another_run_is_refused_and_nothing_is_declared(other: str, tmp_path: Path) -> None:
     private, budget, path = examples(), house(), tmp_path / "state.json"
@@ -642,8 +659,9 @@ def test_a_file_of_another_run_is_refused_and_nothing_is_declared(other: str, tm
     next(prepared(**given).stream())
     changed = {**given, **OTHERS[other](None)}
     before = lines(changed["budget"]), changed["budget"].remaining_epsilon
-    with pytest.raises(ConfigurationError, match="checkpoint"):
+    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this very run") as caught:
         prepared(**changed)
+    assert SAID_OF_OTHERS[other] in str(caught.value)
     assert (lines(changed["budget"]), changed["budget"].remaining_epsilon) == before
 
 
@@ -654,6 +672,23 @@ def test_weights_that_the_share_has_not_paid_for_are_refused(tmp_path: Path) -> 
     path.write_text(json.dumps({**state, "step": 2}))
     with pytest.raises(ConfigurationError, match="at most the 1 steps that this component has paid for"):
         prepared(private, budget=budget, checkpoint=path)
+
+
+def test_vectors_of_another_length_than_the_run_s_own_are_refused(tmp_path: Path) -> None:
+    """The file says that it is of this very run; its vectors go together, and not with the engine."""
+    private, budget, path = examples(), house(), tmp_path / "state.json"
+    next(prepared(private, budget=budget, checkpoint=path).stream())
+    short = base64.b64encode(np.zeros(3).tobytes()).decode()
+    state = json.loads(path.read_text())
+    before = lines(budget)
+    for moments in ([short] * 2, []):
+        path.write_text(json.dumps({**state, "weights": short, "moments": moments}))
+        with pytest.raises(ConfigurationError, match="8 float64 numbers, found 3"):
+            prepared(private, budget=budget, checkpoint=path)
+    path.write_text(json.dumps({**state, "moments": state["moments"][:1]}))
+    with pytest.raises(ConfigurationError, match="a list of 2 vectors, found 1"):
+        prepared(private, budget=budget, checkpoint=path)
+    assert lines(budget) == before
 
 
 def test_a_second_run_of_the_same_share_has_the_tickets_it_left() -> None:

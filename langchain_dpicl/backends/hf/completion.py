@@ -101,31 +101,22 @@ def generated(
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
     left = engine.left_after(max(map(len, rows)))
     shape = _shape(engine, rows, room, reach=left)
-    batch = _public(engine, lambda: engine.batch(shape))
-    yield from grown(engine, batch, rows, taste, left=left, anew=lambda: engine.batch(shape))
+    yield from grown(engine, lambda: engine.batch(shape), rows, taste, left=left)
 
 
 def grown(
-    engine: Engine,
-    batch: Batch,
-    rows: Sequence[Sequence[int]],
-    taste: Taste,
-    *,
-    left: int,
-    anew: Callable[[], Batch] | None = None,
+    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, left: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Is `generated`, on a batch that is there and has room for `left` tokens.
+    """Is `generated`, on batches of another kind.
 
     Args:
       engine: runs the model.
-      batch: a new one.
+      anew: makes a batch; another one should memory run out half way.
       rows: what it is to be started with.
       taste: how tokens are drawn.
       left: tokens that may be written.
-      anew: makes another batch, should memory run out half way; None: that is an error.
     """
-    growing = _Growing(engine, batch, rows, anew)
-    del batch  # it is dropped before another is made
+    growing = _Growing(engine, anew, rows)
     raw = _public(engine, growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
@@ -143,22 +134,20 @@ class _Growing:
 
     Args:
       engine: runs the model.
-      batch: a new one.
+      anew: makes a batch.
       rows: what they begin with.
-      anew: makes another one.
     """
 
-    def __init__(
-        self, engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], anew: Callable[[], Batch] | None
-    ) -> None:
+    def __init__(self, engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]]) -> None:
         self._engine = engine
-        self._batch: Batch | None = batch
-        self._rows = rows
         self._anew = anew
+        self._batch: Batch | None = None
+        self._rows = rows
         self._added: list[Ints] = []
 
     def start(self) -> torch.Tensor:
         """Reads the rows."""
+        self._batch = self._anew()
         return self._told(lambda batch: batch.start(self._rows))
 
     def add(self, tokens: Ints) -> torch.Tensor:
@@ -167,14 +156,7 @@ class _Growing:
         return self._told(lambda batch: batch.step(_moved(self._engine, tokens)))
 
     def restart(self) -> torch.Tensor:
-        """Reads the rows and all that was added in another batch.
-
-        Raises:
-          MemoryError: there is no other.
-        """
-        if self._anew is None:
-            raise MemoryError
-        self._batch = self._anew()
+        """Reads the rows and all that was added in another batch."""
         states = self.start()
         for tokens in self._added:
             states = self._told(lambda batch, tokens=tokens: batch.step(_moved(self._engine, tokens)))  # type: ignore[misc]

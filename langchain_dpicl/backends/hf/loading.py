@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
+"""What reads a folder, by what the model is for."""
 
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 _CAPACITIES = ("expert_capacity", "capacity_factor", "moe_capacity_factor", "expert_capacity_factor")
@@ -55,11 +61,12 @@ class Facts:
 
 
 def load(
-    model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, auto: str = "AutoModelForCausalLM"
+    model: Any, tokenizer: Any, *, device: str | None, dtype: str | None, kind: str = "causal_lm"
 ) -> tuple[Any, Any]:
     """Returns model and tokenizer, read from a local folder where a path was given.
 
-    An object stays where it is and as it is unless `device` says otherwise. `auto` is the class that reads a folder.
+    An object stays where it is and as it is unless `device` says otherwise.
+    `kind` is what it is for: a key of `AUTO_CLASSES`.
 
     Raises:
       ConfigurationError: no such folder, a hub's name, or options that would change the caller's object.
@@ -69,7 +76,7 @@ def load(
         raise ConfigurationError(f"expected dtype in {DTYPES} or None, found {dtype!r}")
     tokenizer = _tokenizer(tokenizer, model)
     if isinstance(model, str | os.PathLike):
-        model = _from_folder(_folder(model), dtype, auto)
+        model = _from_folder(_folder(model), dtype, AUTO_CLASSES[kind])
         device = _best_device() if device is None else device
     elif dtype is not None and str(model.dtype) != f"torch.{dtype}":
         raise ConfigurationError(

@@ -7,7 +7,6 @@ of the model changes. What it keeps: a unit's row depends, bit for bit, on its o
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import RealRows, TrainingExample
 from langchain_dpicl.backends.gradients import Groups, StartAgainError
-from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf import loading, weights
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
 from langchain_dpicl.backends.tuning.folding import Folding, NetworkFolding, PlainFolding
 from langchain_dpicl.backends.tuning.heads import head_of
@@ -35,11 +34,6 @@ __all__ = ["PromptEngine"]
 
 Floats = NDArray[np.float64]
 
-_AUTO = {
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-}
 _PEFT_TASKS = {
     "causal_lm": "CAUSAL_LM",
     "masked_lm": "FEATURE_EXTRACTION",  # peft has no task of masks; this one gives the model's own answer
@@ -105,7 +99,7 @@ class PromptEngine:
             _check_count(option, value, may_miss=option == "reparameterize")
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
-        model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, auto=_AUTO[task.kind])
+        model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
         self.method: Method = method
         self.num_virtual_tokens = num_virtual_tokens
         self.task = task
@@ -148,13 +142,21 @@ class PromptEngine:
         """Says which tokenizer this is; public."""
         return self.reader.tokens.fingerprint
 
-    def check(self) -> int:
+    def check(self, parameters: Floats | None = None) -> int:
         """Tries the micro-batch out with public rows, which otherwise happens at the first call; returns its size.
 
+        Args:
+          parameters: float64[width], public, at which a made-up text has to have a gradient too; None: that is not
+            looked at.
+
         Raises:
-          ModelCallError: not even one row fits into memory, or the model fails on public rows.
+          ModelCallError: not even one row fits into memory, or the model fails on public rows or has no numbers there.
+          ConfigurationError: parameters of another width.
         """
+        vector = None if parameters is None else self._vector(parameters)
         with self._lock, frozen(self.prompted.model):
+            if vector is not None:
+                self._batches.check(vector)
             return self._batches.size()
 
     def initial(self, text: str | None = None) -> Floats:
@@ -212,13 +214,13 @@ class PromptEngine:
 
     def weights_digest(self) -> str:
         """Returns a hash of all weights and buffers of the model, byte for byte."""
-        digest = hashlib.sha256()
-        with self._lock, torch.no_grad():
-            for name, tensor in sorted(self.prompted.model.state_dict().items()):
-                plain = tensor.detach().cpu().contiguous()
-                digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-                digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        with self._lock:
+            return weights.digest(self.prompted.model)
+
+    def weights_fingerprint(self) -> str:
+        """Says which weights these are, at a glance and in any precision; "" where it cannot be told."""
+        with self._lock:
+            return weights.fingerprint(self.prompted.model)
 
     def gradients(self, parameters: Floats, groups: Groups, *, add: Callable[[RealRows], None]) -> None:
         """Hands `add` the rows of PRIVATE groups; see `GradientBackend`.
@@ -256,8 +258,7 @@ class PromptEngine:
             try:
                 for chunk in _chunks([examples], size):
                     reads: list[Read | None] = [self._batches.read(example) for example in chunk]
-                    filled = [*reads, *[None] * (size - len(reads))]
-                    found.append(self._batches.losses(vector, filled)[: len(reads)])
+                    found.append(self._batches.losses(vector, reads))
             except DPICLError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever a model raises

@@ -32,6 +32,8 @@ _NONE = -100
 _FEWEST_ROUNDS = 6
 _LOOKED_AT = 64
 """Public rows that are looked at before a size is trusted, and rounds at least."""
+_CHECKED = 3
+"""Made-up rows of which one at least must have numbers, whenever it is asked whether the model still works."""
 
 
 class MicroBatches:
@@ -92,17 +94,25 @@ class MicroBatches:
 
     def gradients(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32]:
         """Returns float32[rows, width]; a row that is None, or whose loss or gradient is not finite, is zeros."""
+        gradients, fine = self._taken(vector, reads)
         with torch.no_grad():
-            prompt = self.folding.fold(vector)
-        copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
-        with torch.enable_grad():
-            losses = self._losses(copies, reads)
-            (found,) = torch.autograd.grad(losses.sum(), copies)
-        with torch.no_grad():
-            gradients = self.folding.pull(vector, found)
-            fine = losses.isfinite() & gradients.isfinite().all(dim=1)
-            gradients = torch.where(fine[:, None], gradients, 0.0)
-            return np.asarray(gradients.cpu().numpy(), dtype=np.float32)
+            return np.asarray(torch.where(fine[:, None], gradients, 0.0).cpu().numpy(), dtype=np.float32)
+
+    def check(self, vector: torch.Tensor) -> None:
+        """Takes the gradient of a made-up row; if that has no numbers, of others, always the same ones.
+
+        Raises:
+          ModelCallError: the model fails on one of them, or gives numbers for none.
+        """
+        said = ""
+        try:
+            tried = (self._taken(vector, [self._public_read(number)])[1] for number in range(1, 1 + _CHECKED))
+            said = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            said = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
+        if said:
+            self.free()
+            raise ModelCallError(said)
 
     def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
         """Returns float64[rows]; NaN for a row that is None."""
@@ -131,6 +141,18 @@ class MicroBatches:
             if one is not None:
                 rows[place] = one[place]
         return rows
+
+    def _taken(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns gradients float32[rows, width] as they come, and bool[rows], which of them are numbers."""
+        with torch.no_grad():
+            prompt = self.folding.fold(vector)
+        copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
+        with torch.enable_grad():
+            losses = self._losses(copies, reads)
+            (found,) = torch.autograd.grad(losses.sum(), copies)
+        with torch.no_grad():
+            gradients = self.folding.pull(vector, found)
+            return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
 
     def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
         """Returns gradients; False if memory ran out, and raises whatever else goes wrong."""
@@ -273,4 +295,8 @@ def _ramp(*shape: int) -> torch.Tensor:
 
 _NO_ROOM = (
     "the model ran out of memory with a single row; lower max_input_tokens, or take a smaller model, dtype or prompt"
+)
+_NO_NUMBERS = (
+    "the model has no finite loss and gradient for made-up public texts at the prompt as it stands; "
+    "lower the learning rate, or take dtype float32"
 )

@@ -193,15 +193,17 @@ class TaskReader:
         ids = self.tokens.continued(space + word)
         if len(ids) != 1:
             raise ConfigurationError(
-                f"words: expected one token per label, found {len(ids)} for label {label!r} ({word!r}); take a shorter "
-                "word that the tokenizer knows, with its space where one stands before it"
+                f"words (verbalizers=): expected one token per label, found {len(ids)} for label {label!r} "
+                f"({word!r}); take a shorter word that the tokenizer knows, with its space where one stands before it"
             )
         return ids[0]
 
     def _check_words(self) -> None:
         if len(set(self.word_ids)) != len(self.word_ids):
             same = [word for word, id_ in zip(self.task.words, self.word_ids, strict=True) if self._is_double(id_)]
-            raise ConfigurationError(f"words: expected different tokens, found one for {same!r}; take other words")
+            raise ConfigurationError(
+                f"words (verbalizers=): expected different tokens, found one for {same!r}; take other words"
+            )
 
     def _is_double(self, id_: int) -> bool:
         return self.word_ids.count(id_) > 1

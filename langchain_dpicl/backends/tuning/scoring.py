@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf import loading, weights
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
 from langchain_dpicl.backends.tuning.heads import Arrays, has_head, put_head
 from langchain_dpicl.backends.tuning.probes import check_model
@@ -101,6 +101,11 @@ class LabelScorer:
             self._prompted[method] = prompted
             self._taught[name] = _Taught(method, given, reader, words)
         return reader.tokens.fingerprint
+
+    def weights(self) -> str:
+        """Returns the fingerprint of the model's weights, head included; "" where it cannot be told."""
+        with self._lock:
+            return weights.fingerprint(self.model)
 
     def _check_sizes(
         self, name: str, prompted: PromptedModel, numbers: NDArray[np.float32], task: PromptTask, heads: int | None

@@ -21,6 +21,8 @@ Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
 
 _KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 _MOST = {"text": 1, "pair": 1, "mask": 1}
+_WORDS = "words (verbalizers=)"
+"""What they are called here, and by the option of a trainer."""
 _SPOKEN = re.compile(r"\S")
 
 
@@ -111,21 +113,25 @@ class PromptTask:
         repeated = [name for name in names if names.count(name) > _MOST.get(name, 0)]
         if not wanted <= set(names) <= known or repeated:
             shown = " and ".join(f"{{{name}}} once" for name in sorted(wanted, reverse=True))
-            raise _fault("template", f"{shown}, at most one {{pair}}, and no other field", self.template)
+            is_masked = self.kind == "causal_lm" and "mask" in names
+            advice = "a causal model answers right behind the template, and has no mask" if is_masked else ""
+            raise _fault("template", f"{shown}, at most one {{pair}}, and no other field", self.template, advice)
 
     def _check_labels(self) -> None:
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
             raise _fault("labels", "at least two labels, all different", list(self.labels))
         if not self.labels and self.kind != "causal_lm":
-            raise _fault("labels", f'labels with kind "{self.kind}"', [], "only a causal model writes free text")
+            is_head = self.kind == "sequence_classification"
+            advice = "name the head's outputs, in their order" if is_head else "only a causal model writes free text"
+            raise _fault("labels", f'labels with kind "{self.kind}"', [], advice)
         if self.kind == "sequence_classification" or not self.labels:
             if self.words:
                 what = "the outputs of a head" if self.labels else "free text"
-                raise _fault("words", f"none: {what} need no words", list(self.words))
+                raise _fault(_WORDS, f"none: {what} need no words", list(self.words))
         elif len(self.words) != len(self.labels) or len(set(self.words)) != len(self.words):
-            raise _fault("words", f"one for each of the {len(self.labels)} labels, all different", list(self.words))
+            raise _fault(_WORDS, f"one for each of the {len(self.labels)} labels, all different", list(self.words))
         elif silent := [word for word in self.words if not _SPOKEN.search(word)]:
-            raise _fault("words", "words with something in them", silent)
+            raise _fault(_WORDS, "words with something in them", silent)
 
 
 def _pieces(template: str) -> Pieces:

@@ -36,6 +36,12 @@ class Engine:
     def __init__(self, tricks: dict[str, Callable[[], Any]] | None = None) -> None:
         self.tricks = tricks or {}
         self.calls = 0
+        self.checks: list[Any] = []
+        self.at_check: Callable[[], object] = lambda: None
+
+    def check(self, parameters: Any) -> None:
+        self.checks.append(parameters)
+        self.at_check()
 
     def gradients(self, parameters: Any, groups: Sequence[Any], *, add: Callable[[Any], None]) -> None:
         self.calls += 1
@@ -202,6 +208,44 @@ def test_ctrl_c_goes_on_from_a_frame_that_holds_nothing(way: str) -> None:
         asked(Engine({"BAD": raise_(KeyboardInterrupt(CANARY))}), groups("a", "BAD" + CANARY), way)
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
     assert CANARY not in "".join(shown)
+
+
+@pytest.mark.parametrize("first", [None, RuntimeError], ids=["all at once", "one by one"])
+def test_no_frame_that_ctrl_c_leaves_holds_an_example(way: str, first: type[Exception] | None) -> None:
+    def stops() -> None:
+        if first is not None and engine.calls == 1:
+            raise first
+        raise KeyboardInterrupt
+
+    def held(value: Any, depth: int = 4) -> bool:
+        if isinstance(value, TrainingExample) or depth == 0:
+            return isinstance(value, TrainingExample)
+        slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+        return any(held(one, depth - 1) for one in [*slots, *(value if isinstance(value, list | tuple) else ())])
+
+    engine = Engine({"BAD": stops})
+    question = AskGradients(engine, np.zeros(WIDTH), groups("a", "BAD"), Total())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        asyncio.run(question.arun()) if way == "arun" else question.run()
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    ours = [frame for frame in frames if frame.f_globals["__name__"].startswith("langchain_dpicl")]
+    assert len(ours) > 3
+    assert [name for frame in ours for name, value in frame.f_locals.items() if held(value)] == []
+    assert held([TrainingExample("x")])
+
+
+def test_ctrl_c_while_a_row_is_added_alone_leaves_no_row_behind(way: str) -> None:
+    class Stopped(Total):
+        def add(self, rows: Any) -> None:
+            raise KeyboardInterrupt
+
+    question = AskGradients(Engine({"BAD": raise_(RuntimeError())}), np.zeros(WIDTH), groups("BAD", "a"), Stopped())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        asyncio.run(question.arun()) if way == "arun" else question.run()
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    assert "add" not in {frame.f_code.co_name for frame in frames}
+    found = [value for frame in frames for value in frame.f_locals.values() if type(value).__name__ == "_Held"]
+    assert [value.rows for value in found] == [[]] * len(found) != []
 
 
 async def test_a_cancelled_task_stops() -> None:

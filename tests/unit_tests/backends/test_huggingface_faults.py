@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from langchain_dpicl.backends.hf import batches, chunks, completion, sampling, sessions  # noqa: E402
+from langchain_dpicl.backends.hf import batches, chunks, sessions  # noqa: E402
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
@@ -290,18 +290,6 @@ class TestPublicRowsThatGrow:
         narrow.fail_in(calls)
         with pytest.raises(ModelCallError, match="ran out of memory"):
             first_tokens(backend, 5)
-
-    def test_without_another_batch_to_take_end_in_an_error(self):
-        model = tiny_hf.llama()
-        backend = engine(model)
-        opened(backend, UNITS, units=True).public()
-        rows = [backend.encode("a")]
-        taste = sampling.Taste(0.0, None, 1.0, np.random.default_rng(0))
-        steps = completion.grown(backend._engine, backend._engine.batch(batches.Shape(1, 1, 4)), rows, taste, left=4)
-        next(steps)
-        doubles.Narrow(model).fail_in(0)
-        with pytest.raises(ModelCallError, match="ran out of memory"):
-            next(steps)
 
 
 class TestMainMemory:

@@ -245,7 +245,6 @@ class TestRowsThatMoveEachOther:
             opened(backend, units=units).logits(COLUMNS)
         assert backend._engine.body.head._tried == {("slots", 6, 16): True, ("units", 4, 16): False}
 
-
     @pytest.mark.parametrize("moved", ["by others", "by place"])
     def test_now_and_then_are_found_out(self, monkeypatch, moved):
         backend = engine()

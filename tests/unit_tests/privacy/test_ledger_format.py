@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.privacy import stores
@@ -65,7 +65,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seq=JSON, prev=JSON, kind=JSON, body=st.dictionaries(st.text(), JSON, max_size=4), stamp=JSON)
 def test_a_hash_is_that_of_the_canonical_text_of_the_other_members(
     seq: Any, prev: Any, kind: Any, body: Any, stamp: Any

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.soft_prompt import FORMAT, VERSION, SoftPrompt
-from tests.gradient_doubles import prepared
+from tests.gradient_doubles import LogisticEngine, prepared
 from tests.labelling_doubles import house
 
 State = dict[str, Any]
@@ -155,6 +155,21 @@ def test_a_prompt_leaves_nothing_of_itself_out(path: str, saved: State) -> None:
 )
 def test_a_component_leaves_nothing_of_its_training_out(path: str, saved: State) -> None:
     assert_found(judged(saved, without(f"{TRAINING}.{path}")), path.rsplit(".", maxsplit=1)[-1])
+
+
+def test_the_weights_that_a_prompt_was_trained_on_are_those_that_its_component_shows() -> None:
+    """Where they are known: prompts of packed weights, and older ones, name none in either place."""
+    engine = type("Known", (LogisticEngine,), {"weights_fingerprint": lambda self: "bfloat16:12"})()
+    made = prepared(engine=engine, steps=1)
+    made.run()
+    state = json.loads(made.soft_prompt.to_json())
+    there = f"{TRAINING}.base_weights"
+    assert (state["base"]["weights"], verify_report(made.soft_prompt).ok) == ("bfloat16:12", True)
+    assert_found(judged(state, edit("base.weights", "bfloat16:34")), "base.weights: expected")
+    assert_found(judged(state, edit(there, "bfloat16:34")), "base.weights: expected")
+    assert_found(judged(state, without("base.weights")), "base.weights: expected")
+    assert_found(judged(state, without(there)), "base.weights: expected")
+    assert judged(state, without("base.weights"), without(there)).ok
 
 
 @pytest.mark.parametrize("name", TASK)

@@ -1,0 +1,394 @@
+"""What `dpicl ledger` does: create, show, verify, export and back up a ledger. Prints nothing, reads no record.
+
+Everything in a ledger is public. Addresses of databases are not: what is shown never holds one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl._ledger_files import ExportedLedger, export_lines, is_export, read_export
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+)
+from langchain_dpicl.privacy.report_words import rounded_down, rounded_up
+
+if TYPE_CHECKING:
+    from langchain_dpicl._ledger_checks import CheckedLedger
+    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.privacy.report import PrivacyReport
+    from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore
+
+DONE, WRONG, FAULT = 0, 1, 2
+_SCHEMES = ("postgresql://", "postgres://")
+_ADDRESS = re.compile(r"""\b(postgres(?:ql)?):/+[^\s'"/][^\s'"]*""", re.IGNORECASE)
+_SECRET = re.compile(r"""\b(password\s*=\s*)(?:'[^']*'|[^\s'"]+)""", re.IGNORECASE)
+_WHERE = "SQLite file, postgresql:// address, or exported file"
+_NOTES = """\
+A ledger is made once, by `create`, and opened ever after; nothing else makes one.
+A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other users see a command's arguments.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command has to say: its exit code, the text for stdout and the complaints for stderr."""
+
+    code: int
+    text: str = ""
+    complaints: tuple[str, ...] = ()
+
+
+def redacted(text: str, typed: Sequence[str] = ()) -> str:
+    """Returns a message without addresses of databases, and without the arguments that may hold a password."""
+    for argument in typed:
+        if "://" in argument or _SECRET.search(argument):
+            for form in (argument, repr(argument), repr(argument)[1:-1]):
+                text = text.replace(form, "<address>")
+    return _SECRET.sub(r"\1<hidden>", _ADDRESS.sub(r"\1://<address>", text))
+
+
+def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `dpicl ledger` and its commands."""
+    command = commands.add_parser(
+        "ledger",
+        help="create, show, verify, export or back up a ledger that outlives the process",
+        epilog=_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run, act=None)
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    _add_create(actions)
+    _add_show(actions)
+    _add_verify(actions)
+    export = _action(actions, "export", _export, "all lines as JSON, which `verify` and `show` read without a database")
+    export.add_argument("--out", type=_file, help="file to make (default: standard output)")
+    backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
+    backup.add_argument("out", type=_file, help="file to make")
+
+
+def _action(actions: Any, name: str, act: Callable[[argparse.Namespace], Said], text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("where", help=_WHERE)
+    command.add_argument("--name", help="which of the ledgers there (default: budget)")
+    command.set_defaults(act=act)
+    return command
+
+
+def _file(text: str) -> Path:
+    if "://" in text:  # a path would swallow a slash, and what hides addresses would miss it
+        raise argparse.ArgumentTypeError("expected a file, found an address")
+    return Path(text)
+
+
+def _add_create(actions: Any) -> None:
+    command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
+    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
+    command.add_argument("--delta", type=float, required=True, help="limit; at most 1/(10 * all declared units)")
+    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    command.add_argument(
+        "--anchor", metavar="FILE", help="second place that remembers the last line: a file, or a postgresql:// address"
+    )
+
+
+def _add_show(actions: Any) -> None:
+    command = _action(actions, "show", _show, "limits, what was promised and what is left, shares, open reservations")
+    command.add_argument("--anchor", metavar="FILE", help="refuse a ledger that went back behind it")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    form.add_argument("--markdown", action="store_true", help="print the whole report as Markdown")
+    command.add_argument("--deltas", metavar="D,D,...", help="also bound epsilon at these deltas (slow)")
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="with --deltas or --curve: begin no price after so long (default: 60)",
+    )
+    command.add_argument("--plot", type=_file, metavar="FILE", help="draw what is promised: .png, .pdf or .svg")
+    command.add_argument(
+        "--curve", type=_file, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
+    )
+
+
+def _add_verify(actions: Any) -> None:
+    command = _action(actions, "verify", _verify, "recompute chain, rules and prices from the entries alone")
+    command.add_argument("--anchor", metavar="FILE", help="the line it remembers has to be there")
+    command.add_argument("--receipt", type=_file, metavar="FILE", action="append", default=[], help="receipts as JSON")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
+
+def _is_address(where: str) -> bool:
+    return where.startswith(_SCHEMES)
+
+
+def _path(where: str) -> Path:
+    if "://" in where:
+        scheme = where.split("://", 1)[0]
+        raise ConfigurationError(f"ledger: expected a path or a postgresql:// address, found a {scheme}:// address.")
+    return Path(where)
+
+
+@contextlib.contextmanager
+def _opened(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
+    """Opens an existing ledger for as long as the command runs; makes none."""
+    store = _store(arguments.where, arguments.name)
+    try:
+        yield store
+    finally:
+        close: Callable[[], None] = getattr(store, "close", lambda: None)
+        close()
+
+
+def _store(where: str, name: str | None) -> LedgerStore:
+    if not _is_address(where) and is_export(_path(where)):
+        found = read_export(_path(where))
+        if name not in {None, found.header().name}:
+            raise LedgerError(f"--name: expected {found.header().name!r}, which the file holds, found {name!r}.")
+        return found
+    from langchain_dpicl.stores import open_store
+
+    return open_store(where if _is_address(where) else _path(where), name=name or "budget")
+
+
+def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None:
+    if where is None:
+        return None
+    if _is_address(where):
+        from langchain_dpicl.stores import PostgresAnchor
+
+        return PostgresAnchor.new(where) if may_make else PostgresAnchor(where)
+    from langchain_dpicl.stores import FileAnchor
+
+    path = _path(where)
+    return FileAnchor.new(path) if may_make and not path.exists() else FileAnchor(path)
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def done(arguments: argparse.Namespace) -> Said:
+    """Does what was asked for.
+
+    Raises:
+      DPICLError: a fault that its message explains.
+      OSError: a file could not be read or written.
+    """
+    said: Said = arguments.act(arguments)
+    return said
+
+
+def _create(arguments: argparse.Namespace) -> Said:
+    from langchain_dpicl.privacy.ledger import Budget
+
+    where = arguments.where if _is_address(arguments.where) else _path(arguments.where)
+    limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
+    limits["name"] = arguments.name or "budget"
+    Budget(**limits)  # in memory: refuses bad limits before anything is made
+    anchor = _anchor(arguments.anchor, may_make=True)
+    store = _room(where, limits["name"])
+    with contextlib.closing(Budget(**limits, store=store, anchor=anchor)) as budget:
+        if anchor is not None:  # from now on it is known that there is such a ledger
+            anchor.write(budget.ledger_id, *_start(store))
+        words = "none: a restored older copy could not be told" if anchor is None else anchor.description
+        return Said(DONE, "\n".join(_created(budget, store, words)))
+
+
+def _room(where: str | Path, name: str) -> LedgerStore:
+    """Makes room for a ledger; room that a creation left behind, which died before it wrote limits, is taken."""
+    from langchain_dpicl.stores import new_store, open_store
+
+    try:
+        return new_store(where, name=name)
+    except LedgerUnavailableError:
+        raise
+    except LedgerError:
+        with contextlib.ExitStack() as stack:
+            left = stack.enter_context(contextlib.closing(open_store(where, name=name)))
+            if left.header() is None:
+                stack.pop_all()
+                return left
+        raise
+
+
+def _start(store: LedgerStore) -> tuple[int, str]:
+    header = store.header()
+    return 0, "" if header is None else header.digest
+
+
+def _created(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
+    yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
+    yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}, adjacency {budget.adjacency}"
+    yield f"  anchor    {anchor}"
+
+
+def _show(arguments: argparse.Namespace) -> Said:
+    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.privacy.shown import UNREADABLE
+
+    deltas = _deltas(arguments.deltas)
+    try:
+        with _opened(arguments) as store:
+            _check_anchor(arguments.anchor, store)
+            budget = Budget.open(store)
+            report = budget.report()
+            report = report if deltas is None else report.with_epsilons(deltas, max_seconds=arguments.seconds)
+            return Said(DONE, _shown(budget, report, arguments))
+    except UNREADABLE as error:
+        if isinstance(error, DPICLError):
+            raise
+        fault = type(error).__name__
+    msg = f"ledger: its entries cannot be shown ({fault}): something wrote what this package never writes."
+    raise LedgerError(f"{msg} `dpicl ledger verify` says more.")
+
+
+def _check_anchor(where: str | None, store: LedgerStore) -> None:
+    """Refuses a ledger that went back behind the anchor, and moves neither."""
+    from langchain_dpicl._ledger_checks import anchor_problems
+
+    anchor, header = _anchor(where), store.header()
+    if anchor is not None and header is not None:
+        for problem in anchor_problems(anchor, header, list(store.records())):
+            raise LedgerRollbackError(problem)
+
+
+def _deltas(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(f"--deltas: expected numbers like 1e-6,1e-7, found {text!r}.") from None
+
+
+def _shown(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
+    left = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    open_ones = [_plain(entry) for entry in budget.dangling()]
+    _draw(report, arguments)
+    if arguments.json:
+        data = {"report": report.to_dict(), "remaining": left, "dangling": open_ones}
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    if arguments.markdown:
+        return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(left, open_ones))
+    return "\n".join([report.to_text(), "", *_operator_text(left, open_ones)])
+
+
+def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
+    from langchain_dpicl import plots
+
+    if arguments.plot is not None:
+        plots.plot_budget(report, arguments.plot)
+    if arguments.curve is not None:
+        plots.plot_epsilon_delta(report, arguments.curve, max_seconds=arguments.seconds)
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("entry", "component", "template", "label", "count", "stamp")}
+
+
+_OPEN_WORDS = (
+    "Reservations neither committed nor given back: running now, or left by a crash. All of them count as spent. "
+    "For the operator: not part of a report that is published beside releases."
+)
+
+
+def _operator_text(left: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield f"  remaining epsilon {rounded_down(left['epsilon'])}, delta {rounded_down(left['delta'])}"
+    yield f"  open reservations: {len(open_ones)}"
+    for entry in open_ones:
+        label = "" if entry["label"] is None else f" for label {entry['label']!r}"
+        what = f"{entry['component']!r}, {entry['template']} x {entry['count']}{label}"
+        yield f"    line {entry['entry']}, {entry['stamp']}: {what}"
+    if open_ones:
+        yield "  " + _OPEN_WORDS
+
+
+def _operator_markdown(left: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from langchain_dpicl.privacy.report_markdown import code, table_of
+
+    yield "## For the operator"
+    yield ""
+    remaining = f"epsilon {rounded_down(left['epsilon'])}, delta {rounded_down(left['delta'])}"
+    yield f"Remaining: {remaining}. Open reservations: {len(open_ones)}."
+    yield ""
+    names = ("entry", "stamp", "component", "template", "label", "count")
+    yield from table_of(names, ([code(entry[name]) for name in names] for entry in open_ones))
+    if open_ones:
+        yield _OPEN_WORDS
+
+
+def _verify(arguments: argparse.Namespace) -> Said:
+    """Whatever keeps a ledger from being shown to be whole makes the exit code 1."""
+    from langchain_dpicl._ledger_checks import check_ledger, read_receipts
+    from langchain_dpicl.privacy.shown import UNREADABLE, why
+
+    try:
+        receipts = [receipt for path in arguments.receipt for receipt in read_receipts(path)]
+        with _opened(arguments) as store:
+            found = check_ledger(store, anchor=_anchor(arguments.anchor), receipts=receipts)
+    except (OSError, *UNREADABLE) as error:
+        fault = str(error) if isinstance(error, (DPICLError, OSError)) else why(error)
+        text = json.dumps({"ok": False, "problems": [redacted(fault, [arguments.where])]})
+        return Said(WRONG, text if arguments.json else "", (f"not verified: {fault}",))
+    complaints = tuple(f"not verified: {problem}" for problem in found.problems)
+    text = json.dumps(found.to_dict(), indent=2) if arguments.json else "\n".join(_verified(found, arguments))
+    return Said(WRONG if complaints else DONE, text, complaints)
+
+
+def _verified(found: CheckedLedger, arguments: argparse.Namespace) -> Iterator[str]:
+    header = found.header
+    yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if found.problems else ''}verified"
+    yield f"  lines     {found.lines}, last {found.head}"
+    yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}, adjacency {header.adjacency}"
+    charged = f"epsilon {rounded_up(found.promised)}, delta {rounded_up(found.delta)}"
+    yield f"  shares    {found.shares}, charged {charged}"
+    yield f"  prices    epsilon {rounded_up(found.epsilon)}, computed again from the tickets"
+    yield from (f"  checked   {words}" for words in found.checked)
+    if arguments.anchor is None:
+        yield "  no anchor was given: an older copy of this ledger would verify too"
+
+
+def _export(arguments: argparse.Namespace) -> Said:
+    with _opened(arguments) as store:
+        if isinstance(store, ExportedLedger):
+            raise ConfigurationError("export: expected a ledger, found a file that is an export. Copy the file.")
+        lines = list(export_lines(store))
+    if arguments.out is None:
+        return Said(DONE, "\n".join(lines))
+    _write_new(arguments.out, "\n".join(lines) + "\n")
+    return Said(DONE, f"{len(lines) - 2} lines of {store.description} in {arguments.out}")
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+
+
+def _backup(arguments: argparse.Namespace) -> Said:
+    with _opened(arguments) as store:
+        make: Callable[[Path], object] | None = getattr(store, "backup", None)
+        if make is None:
+            advice = "Use `dpicl ledger export`, or the database's own tools (pg_dump)."
+            raise ConfigurationError(f"backup: expected an SQLite ledger, found {store.description}. {advice}")
+        make(arguments.out)
+    advice = "Never restore it over a ledger in use: what was spent since would be forgotten. An anchor would tell."
+    return Said(DONE, f"{store.description} copied to {arguments.out}. {advice}")

@@ -1,0 +1,54 @@
+"""Holds a receipt against the ledger: a line that was handed out must still be there. Knows no answer and no record.
+
+No ledger in one place can tell that an older copy of it was put back; whoever kept a receipt can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_dpicl.exceptions import LedgerRollbackError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.desk import Desk
+from langchain_dpicl.privacy.ledger_state import RESERVE
+
+_FIELDS = ("ledger_id", "entry", "entry_hash")
+
+
+def check_receipt(desk: Desk, receipt: Any) -> None:
+    """Does nothing where the ledger holds the line that the receipt names; see `Budget.check_receipt`."""
+    ledger_id, entry, entry_hash = _read(receipt)
+    if ledger_id != desk.header.ledger_id:
+        msg = f"receipt: expected one of ledger {desk.header.ledger_id}, found one of {ledger_id}."
+        raise PrivacyBudgetMismatchError(msg + " Open the ledger that it names.")
+    last = desk.refresh().seq
+    if entry is None:
+        return
+    line = next(iter(desk.store.records(entry - 1)), None) if entry <= last else None
+    found = ""
+    if line is None:
+        found = f"{last} lines"
+    elif line.hash != line.computed_hash or entry_hash not in {None, line.hash}:
+        found = f"another line with the hash {line.hash}"
+    elif line.kind != RESERVE:
+        found = f"a line of the kind {line.kind!r}"
+    if found:
+        msg = f"receipt: expected line {entry} with the hash {entry_hash} in ledger {ledger_id}, found {found}."
+        advice = "An older copy, or one that went on elsewhere, took the ledger's place. Bring the ledger itself back."
+        raise LedgerRollbackError(f"{msg} {advice}")
+
+
+def _read(receipt: Any) -> tuple[str, int | None, str | None]:
+    if isinstance(receipt, Mapping):
+        ledger_id, entry, entry_hash = (receipt.get(name) for name in _FIELDS)
+    else:
+        ledger_id, entry, entry_hash = (getattr(receipt, name, None) for name in _FIELDS)
+    is_number = isinstance(entry, int) and not isinstance(entry, bool) and entry >= 1
+    if not isinstance(ledger_id, str) or not (entry is None or is_number) or not isinstance(entry_hash, str | None):
+        advice = "Give a receipt, a reservation, or a dict of these three."
+        raise fail("receipt", f"{', '.join(_FIELDS)}", type(receipt).__name__, advice)
+    return ledger_id, entry, entry_hash
+
+
+__all__ = ["check_receipt"]

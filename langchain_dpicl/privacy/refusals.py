@@ -1,0 +1,53 @@
+"""What a ledger says when it refuses: what was asked for, what remains, what to do. Knows no store and no process."""
+
+from __future__ import annotations
+
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
+from langchain_dpicl.privacy.amounts import Amount, round_down, round_up
+from langchain_dpicl.privacy.ledger_state import LedgerState, Slot
+from langchain_dpicl.privacy.tickets import Component
+
+
+def exceeded(what: str, requested: float, remaining: Amount, advice: str) -> PrivacyBudgetExceededError:
+    """Returns the refusal of a request; the caller raises it."""
+    left = round_down(remaining)
+    msg = f"{what}: requested {requested:.9g}, remaining {left:.9g}. {advice}"
+    return PrivacyBudgetExceededError(msg, requested=requested, remaining=left)
+
+
+def check_same_terms(wanted: Component, sealed: Component) -> None:
+    """Refuses terms that differ from the sealed ones.
+
+    Raises:
+      SealedShareError: they differ.
+    """
+    changed = sealed.changed_terms(wanted)
+    if changed:
+        msg = (
+            f"{wanted.name!r}: expected the terms sealed by its first reservation, found others in {changed}. "
+            "Declare the same terms to go on with its tickets, or another component name for a new share."
+        )
+        raise SealedShareError(msg)
+
+
+def check_tenant(state: LedgerState, component: Component, tenant: str, *, count: int, cap: int) -> None:
+    """Refuses what a tenant's cap does not leave.
+
+    Raises:
+      PrivacyBudgetExceededError: it has too few tickets left.
+    """
+    left = max(cap - state.used_by(tenant, component.name), 0)
+    if count > left:
+        what = f"tickets of {component.name!r} for tenant {tenant!r}"
+        raise exceeded(what, count, left, f"Its cap is {cap}, in all processes together; raise it.")
+
+
+def too_few(component: Component, slot: Slot, cost: Amount, left: Amount) -> PrivacyBudgetExceededError:
+    """Returns the refusal of more tickets than a slot holds; the caller raises it."""
+    if component.kind == "tickets":
+        what = (
+            f"tickets {slot[0]!r}" + ("" if slot[1] is None else f" for label {slot[1]!r}") + f" of {component.name!r}"
+        )
+    else:
+        what = f"{'mu^2' if component.kind == 'gdp' else 'rho'} of pool {component.name!r}"
+    return exceeded(what, round_up(cost), left, "What was reserved stays charged; a new share needs budget of its own.")

@@ -1,0 +1,127 @@
+"""What stores of rows have in common: lines as rows, the last line, one transaction. Knows no database and no rule.
+
+A store keeps, beside the lines, the number and hash of the last one. Lines lost at the end, which no chain shows, are
+found by it; what is lost together with it is for an anchor to find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, next_record
+
+COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
+"""The columns of a line, in the order of its rows."""
+
+
+class Head(NamedTuple):
+    """The number and hash of the last line; 0 and the header's digest where there is none."""
+
+    seq: int
+    hash: str
+
+
+class Rows(Protocol):
+    """The rows of one ledger, inside an open transaction of its database."""
+
+    def head(self) -> Head:
+        """Returns what stands as the last line."""
+
+    def lines(self, after: int) -> Iterable[Sequence[Any]]:
+        """Returns the rows with `seq > after`, in order, each as `COLUMNS` says."""
+
+    def add(self, record: LedgerRecord) -> None:
+        """Writes a line (`row_of` makes its row) and makes it the last one."""
+
+
+def row_of(record: LedgerRecord) -> tuple[int, str, str, str, str, str]:
+    """Returns the row of a line."""
+    return record.seq, record.prev, record.kind, canonical_json(record.body), record.stamp, record.hash
+
+
+def records_of(rows: Iterable[Sequence[Any]], *, after: int, head: Head) -> tuple[LedgerRecord, ...]:
+    """Returns the lines after line `after` up to the last one, none missing; does not check their chain.
+
+    Raises:
+      LedgerError: a row is no line, or they are not the lines up to `head`.
+    """
+    records = tuple(_record_of(row) for row in rows)
+    found = [record.seq for record in records]
+    if found != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
+        raise LedgerError(
+            f"ledger: expected the lines {after + 1} to {head.seq} with no gap and no change, found "
+            f"{len(found)} of them or another end. Nothing is granted; restore an untouched copy."
+        )
+    return records
+
+
+def _record_of(row: Sequence[Any]) -> LedgerRecord:
+    if len(row) == len(COLUMNS) and type(row[0]) is int and all(type(value) is str for value in row[1:]):
+        seq, prev, kind, text, stamp, digest = row
+        body = _object_of(text)
+        if body is not None:
+            return LedgerRecord(seq, prev, kind, body, stamp, digest)
+    raise LedgerError("ledger: a row is no line of a ledger. Nothing is granted; restore an untouched copy.")
+
+
+def header_of(text: Any, digest: Any) -> LedgerHeader | None:
+    """Returns the header kept as JSON text beside its digest, or None where none was written.
+
+    Raises:
+      LedgerError: it is no header, or not the one that the digest was taken of.
+    """
+    if text is None and digest is None:
+        return None
+    data = _object_of(text) if type(text) is str else None
+    header = None if data is None else LedgerHeader.from_dict(data)
+    if header is None or header.digest != digest:
+        raise LedgerError("ledger: the header is broken or was changed. Nothing is granted; restore an untouched copy.")
+    return header
+
+
+def header_text(header: LedgerHeader) -> str:
+    """Returns the JSON text of a header; `header_of` inverts it."""
+    return canonical_json(header.to_dict())
+
+
+def _object_of(text: str) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+class View:
+    """One transaction as the ledger's only writer sees it. The store sets `alive` to False when it ends."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.alive = True
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, lines of this transaction included."""
+        self._check_alive()
+        return self._rows.head()
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every line with `seq > after`, lines of this transaction included."""
+        self._check_alive()
+        head = self._rows.head()
+        return records_of(self._rows.lines(after) if after < head.seq else (), after=min(after, head.seq), head=head)
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+        """Adds one line; it stands when the transaction ends well."""
+        self._check_alive()
+        seq, head = self._rows.head()
+        record = next_record(seq, head, kind, body)
+        self._rows.add(record)
+        return record
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")

@@ -1,0 +1,339 @@
+"""The file of a SQLite ledger: its tables, how it is opened, and what is refused. Knows no record and no budget rule.
+
+Opening changes nothing in a file that is not ours: what it is comes first, and only then its journal mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
+
+_APPLICATION_ID = 0x64704C31
+"""Marks the file as ours, where SQLite keeps such a mark ("dpL1"); the first script writes it."""
+
+_FIRST = """
+PRAGMA application_id = 1685081137;
+CREATE TABLE ledgers (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    header TEXT,
+    digest TEXT,
+    seq INTEGER NOT NULL DEFAULT 0,
+    head TEXT
+);
+CREATE TABLE lines (
+    ledger INTEGER NOT NULL REFERENCES ledgers (id),
+    seq INTEGER NOT NULL,
+    prev TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    body TEXT NOT NULL,
+    stamp TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (ledger, seq)
+) WITHOUT ROWID;
+CREATE TRIGGER lines_follow BEFORE INSERT ON lines
+WHEN NOT EXISTS (SELECT 1 FROM ledgers WHERE id = NEW.ledger AND seq = NEW.seq - 1 AND head = NEW.prev)
+BEGIN SELECT RAISE(ABORT, 'a line follows the last one'); END;
+CREATE TRIGGER lines_stay BEFORE DELETE ON lines
+BEGIN SELECT RAISE(ABORT, 'lines are never dropped'); END;
+CREATE TRIGGER lines_keep BEFORE UPDATE ON lines
+BEGIN SELECT RAISE(ABORT, 'lines are never changed'); END;
+CREATE TRIGGER ledgers_stay BEFORE DELETE ON ledgers
+BEGIN SELECT RAISE(ABORT, 'ledgers are never dropped'); END;
+CREATE TRIGGER ledgers_grow BEFORE UPDATE ON ledgers
+WHEN NEW.id IS NOT OLD.id OR NEW.name IS NOT OLD.name OR NEW.seq < OLD.seq
+    OR (OLD.header IS NOT NULL AND (NEW.header IS NOT OLD.header OR NEW.digest IS NOT OLD.digest))
+BEGIN SELECT RAISE(ABORT, 'ledgers only grow'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+"""The script that leads from each version of the tables to the next; number n leads to version n + 1."""
+
+_CONNECTION = """
+PRAGMA synchronous = FULL;
+PRAGMA fullfsync = 1;
+PRAGMA checkpoint_fullfsync = 1;
+PRAGMA foreign_keys = ON;
+PRAGMA trusted_schema = OFF;
+PRAGMA cell_size_check = ON;
+PRAGMA mmap_size = 0;
+"""
+
+_NETWORK = frozenset(
+    {
+        *(
+            "9p",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "glusterfs",
+            "gpfs",
+            "lustre",
+            "ncpfs",
+            "nfs",
+            "nfs4",
+            "smb3",
+            "smbfs",
+        ),
+        *("fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+    }
+)
+"""File systems whose locks or shared memory do not hold between hosts."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+"""What keeps a sound ledger from being used now."""
+
+
+class Place(NamedTuple):
+    """Which file a path names, whatever it is called."""
+
+    device: int
+    inode: int
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises into errors of a ledger."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest says it more finely
+        words = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
+        raise _fault(path, code, words) from None
+    except UnicodeDecodeError:  # what SQLite says of a broken file quotes it
+        raise _fault(path, sqlite3.SQLITE_CORRUPT, "text that is none") from None
+
+
+def _fault(path: Path, code: int, words: str) -> LedgerError:
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        advice = "Another process holds its lock; end that one, or try again with a longer timeout."
+        return LedgerUnavailableError(f"ledger {path}: locked ({words}). Nothing is granted. {advice}")
+    if code in _PASSING:
+        advice = "Look at the disk, its free space and the permissions of the file and its folder; then try again."
+        return LedgerUnavailableError(f"ledger {path}: cannot be used now ({words}). Nothing is granted. {advice}")
+    return LedgerError(f"ledger {path}: broken or foreign ({words}). Nothing is granted; restore an untouched copy.")
+
+
+def place_of(path: Path) -> Place:
+    """Returns which file `path` names.
+
+    Raises:
+      LedgerUnavailableError: none, or its folder cannot be read.
+    """
+    found = _stat(path)
+    return Place(found.st_dev, found.st_ino)
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+    advice = (
+        "Check the path; a new ledger is made on purpose, never by opening one (SQLiteStore.new, dpicl ledger create)."
+    )
+    raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({found}). {advice}")
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what cannot be a ledger's file. Never opens it: closing would drop this process's locks."""
+    found = _stat(path)
+    fault = ""
+    if not stat.S_ISREG(found.st_mode):
+        fault = "no plain file. Check the path."
+    elif found.st_size == 0:
+        fault = (
+            "an empty file: its making was cut short, or is going on. If it stays empty, remove it and make it anew."
+        )
+    elif found.st_nlink != 1:
+        fault = f"{found.st_nlink} hard links to it, each of which would have a log of its own. Keep one."
+    if fault:
+        raise LedgerError(f"ledger {path}: expected a ledger's file, found {fault}")
+
+
+def _check_local(path: Path) -> None:
+    kind = _file_system(place_of(path).device)
+    if kind in _NETWORK:
+        advice = "Keep it on a local disk; use PostgreSQL for more than one host."
+        raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
+
+
+def _file_system(device: int) -> str | None:
+    """Returns the type of the file system with this device number, where the system tells."""
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.split(" - ", 1)[1].split()[0] for line in mounts.splitlines() if line.split()[2] == number]
+    return kinds[-1] if kinds else None
+
+
+def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """Opens a ledger's file and checks all of it but the chain of its lines; makes nothing.
+
+    Raises:
+      LedgerError: it is not a ledger's file, broken, of a newer version, or on a network file system.
+      LedgerUnavailableError: it is missing, locked or cannot be read.
+    """
+    _check_file(path)
+    _check_local(path)
+    with errors_of(path), _connected(path, timeout=timeout) as connection:
+        _check_ours(connection, path)
+        _use_log(connection, path)
+        _migrate(connection, path)
+        _check_schema(connection, path)
+        found = connection.execute("PRAGMA quick_check(1)").fetchall()
+        if found != [("ok",)]:
+            raise LedgerError(f"ledger {path}: broken ({found[0][0]}). Nothing is granted; restore an untouched copy.")
+        return connection
+
+
+def make_file(path: Path, *, timeout: float) -> bool:
+    """Makes an empty ledger file, unless something is there; returns whether it did.
+
+    Raises:
+      LedgerError: it cannot be made there.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+        raise LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {found}.") from None
+    try:
+        _check_local(path)
+        with errors_of(path), _connected(path, timeout=timeout) as connection:
+            _use_log(connection, path)
+            _migrate(connection, path)
+            connection.close()
+        sync_folder(path)
+    except BaseException:
+        remove_file(path)  # ours alone: nobody opens a file without our tables
+        raise
+    return True
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file that nobody has opened, and what SQLite keeps beside it."""
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the name of a new file as durable as its content."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _connected(path: Path, *, timeout: float) -> Iterator[sqlite3.Connection]:
+    """Yields a connection that is closed unless the block ends well."""
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.executescript(_CONNECTION)
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    found = _number(connection, "application_id")
+    if found != _APPLICATION_ID:
+        raise LedgerError(f"ledger {path}: expected a ledger's file, found another database. Check the path.")
+
+
+def _use_log(connection: sqlite3.Connection, path: Path) -> None:
+    found = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if found != "wal":
+        advice = "Keep it on a local disk; use PostgreSQL for more than one host."
+        raise LedgerError(f"ledger {path}: expected a file system with a write-ahead log, found {found!r}. {advice}")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings older tables to this version, once, whoever comes first."""
+    newest = len(MIGRATIONS)
+    version = _number(connection, "user_version")
+    if version < newest:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _number(connection, "user_version")
+            for number in range(version, newest):
+                for statement in _statements(MIGRATIONS[number]):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {max(version, newest)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    if version > newest:
+        raise LedgerError(
+            f"ledger {path}: expected tables of version {newest} at most, found {version}. Upgrade the package."
+        )
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yields the statements of a script one by one: run as one script they would end the open transaction."""
+    part = ""
+    for line in script.strip().splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            yield part.strip().removesuffix(";")
+            part = ""
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    if _schema(connection) != _expected_schema(MIGRATIONS):
+        raise LedgerError(f"ledger {path}: expected the tables and triggers of a ledger, found others. Restore a copy.")
+
+
+@functools.cache
+def _expected_schema(scripts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for script in scripts:
+            for statement in _statements(script):
+                connection.execute(statement)
+        return _schema(connection)
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' ORDER BY name"
+    return connection.execute(query).fetchall()

@@ -1,0 +1,231 @@
+"""This process's hand on a SQLite file: one connection, one transaction at a time, and what a fork does to it.
+
+Knows no ledger. A process that forks while a file is open hands SQLite's notes on its locks to the child, which then
+believes in locks that it does not hold, whichever connection it opens; the parent may remove the very log that the
+child writes to. So every file is closed before a fork, and what could not be closed is refused in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
+from langchain_dpicl.stores._sqlite_file import Place, errors_of, open_file, place_of
+
+
+class Link:
+    """A connection that is opened anew where the path names another file, and in a child forked between transactions.
+
+    Args:
+      path: the file, links resolved.
+      timeout: seconds to wait for other processes.
+      check: is called with every connection before it is used.
+    """
+
+    def __init__(self, path: Path, *, timeout: float, check: Callable[[sqlite3.Connection], None]) -> None:
+        self.path = path
+        self.timeout = timeout
+        self.lock = threading.RLock()
+        self.connection: sqlite3.Connection | None = None
+        self.place: Place | None = None
+        self._check = check
+        self._is_writing = False
+        self._is_closed = False
+        self._pid = os.getpid()
+        _LINKS.add(self)
+        with self.lock:
+            self._ready()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Shows the file as it stands at one moment; inside `writing`, with what is being written."""
+        with self.lock:
+            if self._is_busy:
+                yield
+                return
+            self._ready()
+            try:
+                self._run("BEGIN")
+                yield
+            finally:
+                self._roll_back()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds the file's only write lock; what is written stands if the block ends well."""
+        with self.lock:
+            self.check_idle()
+            self._ready()
+            try:
+                self._is_writing = True
+                self._run("BEGIN IMMEDIATE")
+                yield
+                self._run("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+            finally:
+                self._is_writing = False
+
+    @property
+    def _is_busy(self) -> bool:
+        # A stop may have left the flag, as it may have left a transaction; the two of them mean a `writing` block.
+        return self._is_writing and self.connection is not None and self.connection.in_transaction
+
+    def check_idle(self) -> None:
+        """Refuses what cannot be done inside a transaction of this thread; waits for those of others."""
+        with self.lock:
+            if self._is_busy:
+                raise LedgerError("ledger: expected no open transaction in this thread, found one. Close it first.")
+
+    def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query, inside `reading` or `writing`."""
+        with errors_of(self.path):
+            return self._own().execute(query, values).fetchall()
+
+    def write(self, command: str, *values: object) -> None:
+        """Writes, inside `writing`."""
+        connection = self._own()
+        if not connection.in_transaction:  # SQLite itself gives a transaction up, for instance when the disk is full
+            raise LedgerUnavailableError(f"ledger {self.path}: the transaction was given up. Nothing is granted.")
+        with errors_of(self.path):
+            connection.execute(command, values)
+
+    def copy_to(self, target: sqlite3.Connection) -> None:
+        """Copies the whole file as it stands at one moment."""
+        with self.lock:
+            self.check_idle()
+            self._ready().backup(target)
+
+    def settle(self) -> None:
+        """Moves the log into the file as far as nobody is in the way."""
+        with self.lock:
+            self.check_idle()
+            self._ready()
+            self._run("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def close(self) -> None:
+        """Moves the log into the file and closes it for good."""
+        with self.lock:
+            self.check_idle()
+            self._is_closed = True
+            self._drop()
+
+    def _ready(self) -> sqlite3.Connection:
+        """Returns this process's connection to the file that the path names now."""
+        if self._is_closed:
+            raise LedgerError(f"ledger {self.path}: expected an open store, found a closed one. Open it again.")
+        if self.connection is None:
+            self._pid = os.getpid()
+        connection = self._own() if self.connection is not None else self._open()
+        if place_of(self.path) != self.place:
+            self._drop()
+            connection = self._open()
+        if connection.in_transaction:  # left by a stop between two lines of ours
+            self._roll_back()
+        return self.connection or self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        self.place = place_of(self.path)
+        connection = opened(self.path, timeout=self.timeout)
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+        return connection
+
+    def _own(self) -> sqlite3.Connection:
+        """Returns the connection, which has to be of this process: a child would commit on its parent's."""
+        if self.connection is None:
+            raise LedgerUnavailableError(f"ledger {self.path}: the connection was given up. Nothing is granted.")
+        if self._pid != os.getpid():
+            raise _forked_inside(self.path)
+        return self.connection
+
+    def _run(self, statement: str) -> None:
+        connection = self._own()
+        with errors_of(self.path):
+            connection.execute(statement)
+
+    def _roll_back(self) -> None:
+        """Undoes what was not committed; a connection that cannot even do that is given up."""
+        if self.connection is None or self._pid != os.getpid():
+            return
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Closes the connection, unless it is a parent's: that would harm it."""
+        if self._pid == os.getpid():
+            connection, self.connection = self.connection, None
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
+                    connection.close()
+
+    def before_fork(self) -> bool:
+        """Closes the file until it is used again, unless it is in use; returns whether `lock` was taken."""
+        taken = self.lock.acquire(timeout=self.timeout)
+        if taken and self.connection is not None and not self.connection.in_transaction:
+            self._drop()
+        return taken
+
+    def in_child(self, *, was_at_rest: bool) -> None:
+        """Forgets the threads of the parent; a connection left open, or being opened, is kept and refused."""
+        self.lock = threading.RLock()
+        if self.connection is not None or not was_at_rest:
+            _LEFT_OPEN.append(self)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("connection") is not None:
+            self._drop()
+
+
+def opened(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """Opens a ledger's file, unless this process was forked while it was in use; see `open_file`."""
+    if _LEFT_OPEN and place_of(path) in [link.place for link in _LEFT_OPEN]:
+        raise _forked_inside(path)
+    return open_file(path, timeout=timeout)
+
+
+def _forked_inside(path: Path) -> LedgerError:
+    return LedgerError(
+        f"ledger {path}: expected a process that opened it itself, found one forked while it was in use. Fork outside "
+        "of ledger transactions, or start workers by spawn."
+    )
+
+
+_LINKS: weakref.WeakSet[Link] = weakref.WeakSet()
+_LEFT_OPEN: list[Link] = []
+_AT_REST: list[Link] = []
+
+
+def _before_fork() -> None:
+    _AT_REST.extend(link for link in list(_LINKS) if link.before_fork())
+
+
+def _in_parent() -> None:
+    while _AT_REST:
+        _AT_REST.pop().lock.release()
+
+
+def _in_child() -> None:
+    at_rest = set(_AT_REST)
+    _AT_REST.clear()
+    for link in list(_LINKS):
+        link.in_child(was_at_rest=link in at_rest)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,203 @@
+"""An anchor in a file: how far each ledger has come, kept where a restored backup does not reach. Knows no ledger.
+
+Put the file on another disk, or under another owner, than the ledger: an anchor that is restored together with its
+ledger tells nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl._released_files import write_whole
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.privacy._validate import check_positive
+from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.stores._rows import Head
+from langchain_dpicl.stores._sqlite_file import sync_folder
+
+_FORMAT = "dpicl-anchor"
+_VERSION = 1
+_PAUSE = 0.002
+
+
+class FileAnchor:
+    """Remembers the last line of ledgers in a small file of JSON. Opening makes nothing; `FileAnchor.new` does.
+
+    Formal guarantees:
+      - What `write` took is on the disk when it returns, and a reader sees the old file or the whole new one.
+      - Over all processes of this host, a ledger's line number never goes down, and a line once written never gets
+        another hash.
+
+    Args:
+      path: the file.
+      timeout: seconds to wait for other writers.
+
+    Raises:
+      LedgerUnavailableError: the file is missing or cannot be read.
+      LedgerError: it is no anchor.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
+        self._path = Path(os.path.realpath(path))
+        self._timeout = check_positive("timeout", timeout)
+        self._load()
+
+    @classmethod
+    def new(cls, path: str | os.PathLike[str], *, timeout: float = 60.0) -> FileAnchor:
+        """Makes an anchor that knows no ledger yet, and opens it.
+
+        Raises:
+          LedgerError: something is at `path`.
+          LedgerUnavailableError: it cannot be written there.
+        """
+        where = Path(os.path.realpath(path))
+        fault: LedgerError | None = None
+        try:
+            with where.open("x", encoding="ascii", newline="\n") as file:
+                file.write(_text({}))
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(where)
+        except FileExistsError:
+            fault = LedgerError(f"anchor {where}: expected no file there, found one. Open it, or choose another path.")
+        except OSError as error:
+            fault = _unavailable(where, error)
+        if fault is not None:
+            raise fault
+        return cls(where, timeout=timeout)
+
+    @property
+    def description(self) -> str:
+        """Public words on where the anchor lives."""
+        return f"file {self._path.name}"
+
+    def read(self, ledger_id: str) -> tuple[int, str] | None:
+        """Returns number and hash of the last line known of a ledger, or None if none was ever written.
+
+        Raises:
+          LedgerUnavailableError: the file is missing or cannot be read.
+          LedgerError: it is no anchor.
+        """
+        return self._load().get(ledger_id)
+
+    def write(self, ledger_id: str, seq: int, head: str) -> None:
+        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
+
+        Raises:
+          LedgerRollbackError: that line is known with another hash: the ledger has two histories.
+          LedgerUnavailableError: the file cannot be locked or written; what it knew it still knows.
+          LedgerError: it is no anchor.
+        """
+        with self._alone():
+            known = self._load()
+            found = known.get(ledger_id)
+            if found is not None and found.seq == seq and found.hash != head:
+                raise LedgerRollbackError(
+                    f"ledger {ledger_id}: line {seq} is anchored with another hash in {self.description}: the ledger "
+                    "has two histories. Nothing is granted; find the copy that was used meanwhile."
+                )
+            if found is None or found.seq < seq:
+                self._save({**known, ledger_id: Head(seq, head)})
+
+    def _load(self) -> dict[str, Head]:
+        try:
+            data = self._path.read_bytes()
+        except OSError as error:
+            fault = _unavailable(self._path, error)
+        else:
+            return _parsed(data, self._path)
+        raise fault
+
+    def _save(self, known: dict[str, Head]) -> None:
+        try:
+            write_whole(self._path, _text(known))
+            sync_folder(self._path)
+        except OSError as error:
+            fault = _unavailable(self._path, error)
+        else:
+            return
+        raise fault
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the file's lock, which other writers wait for; a writer that dies loses it."""
+        end = time.monotonic() + self._timeout
+        while True:
+            with self._opened() as number:
+                # Whoever wrote meanwhile put a new file in its place: the lock of the old one is worth nothing.
+                if self._lock(number):
+                    yield
+                    return
+            if time.monotonic() > end:
+                raise LedgerUnavailableError(f"anchor {self._path}: locked by another process. Nothing is granted.")
+            time.sleep(_PAUSE)
+
+    def _lock(self, number: int) -> bool:
+        """Takes the lock of the open file unless somebody holds it; returns whether it is the anchor's, and ours."""
+        try:
+            _flock(number)
+            return os.path.samestat(os.fstat(number), self._path.stat())
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise _unavailable(self._path, error) from None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        try:
+            number = os.open(self._path, os.O_RDWR)
+        except OSError as error:
+            raise _unavailable(self._path, error) from None
+        try:
+            yield number
+        finally:
+            os.close(number)
+
+    def __repr__(self) -> str:
+        return f"FileAnchor({str(self._path)!r})"
+
+
+def _flock(number: int) -> None:
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        raise ConfigurationError("anchor: expected a system with file locks (fcntl). Use PostgresAnchor.") from None
+    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _text(known: dict[str, Head]) -> str:
+    """Returns the file's text. Its digest tells a flipped bit, which would forget a ledger whose name it hits."""
+    ledgers = {name: list(head) for name, head in known.items()}
+    state = {"format": _FORMAT, "version": _VERSION, "digest": _digest(ledgers), "ledgers": ledgers}
+    return json.dumps(state, indent=1) + "\n"
+
+
+def _digest(ledgers: object) -> str:
+    return hashlib.sha256(canonical_json(ledgers).encode("utf-8", "replace")).hexdigest()
+
+
+def _parsed(data: bytes, path: Path) -> dict[str, Head]:
+    try:
+        state: Any = json.loads(data)
+        ledgers = state["ledgers"]
+        known = {str(name): Head(*line) for name, line in ledgers.items()}
+        expected = {"format": _FORMAT, "version": _VERSION, "digest": _digest(ledgers), "ledgers": ledgers}
+        lines_are_sound = all(type(head.seq) is int and type(head.hash) is str for head in known.values())
+        sound = state == expected and lines_are_sound
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        sound = False
+    if sound:
+        return known
+    raise LedgerError(f"anchor {path}: expected an anchor of version {_VERSION}, found something else. Restore it.")
+
+
+def _unavailable(path: Path, error: OSError) -> LedgerUnavailableError:
+    found = error.strerror or type(error).__name__
+    return LedgerUnavailableError(f"anchor {path}: cannot be used now ({found}). Nothing is granted.")

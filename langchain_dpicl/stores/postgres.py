@@ -1,0 +1,351 @@
+"""Ledgers in PostgreSQL, for more than one host, and anchors there. Knows no budget rule and no component.
+
+A transaction locks the ledger's own row, so writers follow one another over all processes and hosts. Lines wait in
+this process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
+from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores._postgres_link import Link, Query, Turn, hidden
+from langchain_dpicl.stores._postgres_schema import Tables
+from langchain_dpicl.stores._rows import Head, View, header_of, header_text, records_of, row_of
+
+SCHEMA = "dpicl"
+TIMEOUT = 60.0
+_ROW = "SELECT header, digest, seq, head FROM {ledgers} WHERE name = %s"
+_LAST = "SELECT seq, hash FROM {lines} WHERE ledger = %s ORDER BY seq DESC LIMIT 1"
+_LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq"
+_NEW = "INSERT INTO {ledgers} (name) VALUES (%s) ON CONFLICT (name) DO NOTHING RETURNING name"
+_CREATE = "UPDATE {ledgers} SET header = %s, digest = %s, head = %s WHERE name = %s AND header IS NULL AND seq = 0"
+# The row moves from the very line that was found, or no line is written.
+_APPEND = """
+WITH moved AS (
+    UPDATE {ledgers} SET seq = %s, head = %s WHERE name = %s AND seq = %s AND head = %s RETURNING name
+)
+INSERT INTO {lines} (ledger, seq, prev, kind, body, stamp, hash)
+SELECT moved.name, fresh.*
+FROM moved, unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) AS fresh
+"""
+_ANCHORED = "SELECT seq, head FROM {anchors} WHERE ledger_id = %s"
+_ANCHOR = """
+INSERT INTO {anchors} AS known (ledger_id, seq, head) VALUES (%s, %s, %s)
+ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head WHERE known.seq < excluded.seq
+"""
+
+
+class _Place:
+    """What a store and an anchor share: the server, the tables, the end."""
+
+    def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
+        self._tables = Tables(check_name("schema", schema))
+        self._link = Link(secret, timeout=timeout, check=self._tables.check_version)
+
+    @property
+    def description(self) -> str:
+        """Public words on where it lives; no user and no password."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        """Makes the tables, or brings them to this version; does nothing where they have it. Makes no ledger.
+
+        Raises:
+          LedgerError: the tables are of a newer version.
+          LedgerUnavailableError: the server cannot be reached, or this role may not make tables.
+        """
+        self._migrate()
+
+    def _migrate(self, *, old_ones: bool = True) -> None:
+        def migrate() -> None:
+            if old_ones or not self._tables.version(connection):
+                self._tables.migrate(connection, self._link.place)
+
+        connection = self._link.connect(checked=False)
+        try:
+            self._link.attempt("the right to make tables", migrate)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the connection; nothing can be asked afterwards."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
+        with self._link.turn() as turn:
+            return turn.look(queries)
+
+    def __repr__(self) -> str:
+        # Half made, where an argument was refused, it is shown by crash reporters.
+        return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise LedgerError(f"{type(self).__name__}: expected to stay in its process, found pickle. Open another there.")
+
+
+class PostgresStore(_Place):
+    """A ledger in a PostgreSQL database, shared by processes and hosts; one database holds many.
+
+    Nothing is made on the way: `setup()` makes the tables and `new` a ledger, once. Another role than the tables'
+    owner needs SELECT, INSERT and UPDATE on `dpicl_ledgers`, SELECT and INSERT on `dpicl_lines`, SELECT on
+    `dpicl_migrations`, and no more.
+
+    Formal guarantees:
+      - A line stands on the server's disk, and on its synchronous standbys, before anything is granted for it.
+      - Writers follow one another over all hosts: each holds the lock of the ledger's row and sees every earlier line.
+      - A wait for a lock, an answer or a connection ends in `LedgerUnavailableError`. Where the answer to a COMMIT is
+        lost the charge may stand, and whoever reads next sees it.
+      - Neither repr, description nor any error shows the password.
+
+    Args:
+      conninfo: "postgresql://user@host/database" or "host=... dbname=..."; a password may come from libpq's usual
+        places. The server has to run with fsync on, the database with encoding UTF8.
+      name: which ledger of the database.
+      schema: where its tables are.
+      timeout: seconds to wait for a connection, a lock, an answer.
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
+    Example:
+      >>> PostgresStore("postgresql://ledger:secret@db.example/app")
+      PostgresStore(PostgreSQL database app at db.example, ledger 'budget' in schema dpicl)
+    """
+
+    durable = True
+
+    def __init__(self, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> None:
+        secret, conninfo = hidden(conninfo), ""  # crash reporters show the variables of a frame that raises
+        self._name = check_name("name", name)
+        super().__init__(secret, schema=schema, timeout=timeout)
+        self._known: tuple[tuple[str, str], LedgerHeader] | None = None
+        query = self._tables.query
+        self._row, self._last, self._lines = (query(text) for text in (_ROW, _LAST, _LINES))
+        self._locked, self._appended = query(_ROW + " FOR UPDATE"), query(_APPEND)
+
+    @classmethod
+    def from_conn_string(
+        cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT
+    ) -> Self:
+        """Returns a store for a `with` block, which closes it; asks the server nothing yet, so that `setup()` can run.
+
+        Raises:
+          ConfigurationError: an argument is out of range.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        return cls(secret(), name=name, schema=schema, timeout=timeout)
+
+    @classmethod
+    def open(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Returns a store of a ledger that is there, and has looked.
+
+        Raises:
+          LedgerError: no ledger of that name, no tables, or tables of another version.
+          LedgerUnavailableError: the server cannot be reached or read.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        store = cls(secret(), name=name, schema=schema, timeout=timeout)
+        store.header()
+        return store
+
+    @classmethod
+    def new(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Makes room for a ledger, and the tables in a database without; `Budget(..., store=)` then writes its limits.
+
+        Raises:
+          LedgerError: a ledger of that name is there, or tables of another version.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        store = cls(secret(), name=name, schema=schema, timeout=timeout)
+        store._migrate(old_ones=False)
+        with store._link.turn() as turn:
+            if not turn.begin([(store._tables.query(_NEW), [name])])[0]:
+                raise LedgerError(f"{store.description}: expected no ledger of that name, found one. Open it instead.")
+            turn.commit()
+        return store
+
+    @property
+    def description(self) -> str:
+        """Public words on where the ledger lives; no user and no password."""
+        return f"{self._link.place}, ledger {self._name!r} in schema {self._tables.schema}"
+
+    def create(self, header: LedgerHeader) -> LedgerHeader:
+        """Writes `header` unless one is there; returns the one that stands."""
+        with self._link.turn() as turn:
+            found, _ = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if found is None:
+                values = [header_text(header), header.digest, header.digest, self._name]
+                self._check_counts(turn.commit((self._tables.query(_CREATE), values)), 1)
+        return found or header
+
+    def header(self) -> LedgerHeader | None:
+        """Returns the header, or None before `create`."""
+        return self._standing(self._read([(self._row, [self._name]), (self._last, [self._name])]))[0]
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, or 0 and the header's digest."""
+        return self._standing(self._read([(self._row, [self._name]), (self._last, [self._name])]))[1]
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every committed line with `seq > after`, in order."""
+        name = self._name
+        *rows, lines = self._read([(self._row, [name]), (self._last, [name]), (self._lines, [name, after])])
+        _, head = self._standing(rows)
+        return records_of(lines, after=min(after, head.seq), head=head)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
+        with self._link.turn() as turn, contextlib.ExitStack() as ends:
+            found, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if found is None:
+                raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
+            rows = _Rows(head, turn, lambda after: (self._lines, [self._name, after]))
+            view = View(rows)
+            ends.callback(setattr, view, "alive", False)
+            yield view
+            self._append(turn, head, rows)
+
+    def _append(self, turn: Turn, old: Head, rows: _Rows) -> None:
+        turn.check_process()
+        if not rows.fresh:
+            return
+        columns = [list(column) for column in zip(*rows.fresh, strict=True)]
+        values = [*rows.head(), self._name, *old, *columns]
+        self._check_counts(turn.commit((self._appended, values)), len(rows.fresh))
+
+    def _check_counts(self, written: list[int], expected: int) -> None:
+        if written != [expected]:
+            msg = f"{self.description}: expected to write {expected} rows, wrote {written}. Somebody ignores the lock."
+            raise LedgerError(msg)
+
+    def _standing(self, answers: Sequence[Sequence[Any]]) -> tuple[LedgerHeader | None, Head]:
+        """Returns header and last line; the row of the ledger and the last of its lines have to agree."""
+        if not answers[0]:
+            msg = f"{self.description}: expected a ledger of that name, found none. Make it with PostgresStore.new()."
+            raise LedgerError(msg)
+        (text, digest, seq, last) = answers[0][0]
+        header = self._header_of(text, digest)
+        start = (0, None if header is None else header.digest)
+        if (seq, last) != (tuple(answers[1][0]) if answers[1] else start):
+            raise LedgerError(
+                f"{self.description}: expected line {seq} as the last one, found another end: lines are gone or were "
+                "changed. Nothing is granted; restore an untouched copy."
+            )
+        return header, Head(seq, last or "")
+
+    def _header_of(self, text: str | None, digest: str | None) -> LedgerHeader | None:
+        known = self._known
+        if known is not None and known[0] == (text, digest):
+            return known[1]
+        header = header_of(text, digest)
+        if known is not None:
+            msg = f"{self.description}: the header was changed, or another ledger took its place. Nothing is granted."
+            raise LedgerRollbackError(msg)
+        if header is not None and text is not None and digest is not None:
+            self._known = (text, digest), header
+        return header
+
+
+class _Rows:
+    """The lines of a ledger inside one transaction: those that stand, then those that wait for its end."""
+
+    def __init__(self, head: Head, turn: Turn, standing: Callable[[int], Query]) -> None:
+        self._old = self._head = head
+        self._turn = turn
+        self._standing = standing
+        self.fresh: list[tuple[int, str, str, str, str, str]] = []
+
+    def head(self) -> Head:
+        return self._head
+
+    def lines(self, after: int) -> list[tuple[Any, ...]]:
+        standing = self._turn.read(self._standing(after)) if after < self._old.seq else []
+        return [*standing, *self.fresh[max(after - self._old.seq, 0) :]]
+
+    def add(self, record: LedgerRecord) -> None:
+        self._turn.check_process()
+        self.fresh.append(row_of(record))
+        self._head = Head(record.seq, record.hash)
+
+
+class PostgresAnchor(_Place):
+    """Remembers in a PostgreSQL database how far ledgers have come that live elsewhere.
+
+    It protects where nobody restores it together with the ledger: another server, another owner. One that is new
+    knows no ledger; `new` makes its tables, and opening never does.
+
+    Formal guarantees:
+      - Once `write` has returned, that line or a later one stands on the server's disk.
+      - An older line never takes a newer one's place, here and by a trigger of the table.
+
+    Args:
+      conninfo: as for `PostgresStore`.
+      schema: where its table is.
+      timeout: seconds to wait for a connection, a lock, an answer.
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
+
+    def __init__(self, conninfo: str, *, schema: str = SCHEMA, timeout: float = TIMEOUT) -> None:
+        secret, conninfo = hidden(conninfo), ""
+        super().__init__(secret, schema=schema, timeout=timeout)
+
+    @classmethod
+    def new(cls, conninfo: str, *, schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Makes the tables where there are none, and returns the anchor.
+
+        Raises:
+          LedgerError: there are tables of another version.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        anchor = cls(secret(), schema=schema, timeout=timeout)
+        anchor._migrate(old_ones=False)
+        return anchor
+
+    @property
+    def description(self) -> str:
+        """Public words on where the anchor lives; no user and no password."""
+        return f"{self._link.place}, anchors in schema {self._tables.schema}"
+
+    def read(self, ledger_id: str) -> tuple[int, str] | None:
+        """Returns number and hash of the last line known of a ledger, or None if none was ever written."""
+        (rows,) = self._read([(self._tables.query(_ANCHORED), [ledger_id])])
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def write(self, ledger_id: str, seq: int, head: str) -> None:
+        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
+
+        Raises:
+          LedgerRollbackError: the same number is known with another hash: two copies of one ledger were written to.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        query = self._tables.query
+        with self._link.turn() as turn:
+            asked: list[Query] = [(query(_ANCHOR), [ledger_id, seq, head]), (query(_ANCHORED), [ledger_id])]
+            known = turn.begin(asked)[1][0]
+            if known[0] == seq and known[1] != head:
+                msg = f"ledger {ledger_id}: line {seq} is known here with another hash. Two copies were written to."
+                raise LedgerRollbackError(msg)
+            turn.commit()

@@ -1,0 +1,44 @@
+"""A ledger in a real PostgreSQL server, for the faults that any durable store meets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+from tests.faults.places import Places
+from tests.postgres import PostgresServer, running
+
+
+@dataclass(frozen=True)
+class PostgresPlace:
+    """A schema with one ledger. Its anchor is in a schema beside it."""
+
+    server: PostgresServer
+    schema: str
+    words: str = "PostgreSQL"
+
+    def new(self) -> PostgresStore:
+        return PostgresStore.new(self.server.conninfo(), schema=self.schema)
+
+    def open(self, *, timeout: float = 60.0) -> PostgresStore:
+        return PostgresStore(self.server.conninfo(), schema=self.schema, timeout=timeout)
+
+    def hold(self) -> Callable[[], object]:
+        connection = psycopg.connect(self.server.conninfo())
+        connection.execute(f"SELECT 1 FROM {self.schema}.dpicl_ledgers FOR UPDATE")  # noqa: S608  our name
+        return connection.close
+
+    def anchor(self) -> PostgresAnchor:
+        return PostgresAnchor.new(self.server.conninfo(), schema=f"{self.schema}_anchor")
+
+
+@contextlib.contextmanager
+def postgres_places(_: Path) -> Iterator[Places]:
+    """Starts a server; yields a factory of schemas."""
+    with running() as server:
+        yield lambda: PostgresPlace(server, server.fresh("schema"))

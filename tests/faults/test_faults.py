@@ -1,0 +1,38 @@
+"""A few trials of every fault; `make faults` runs them all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.catalogue import FAULTS, Fault
+from tests.faults.counts import Count, require
+from tests.ledgers import use_simple_prices
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.few], ids=lambda fault: fault.words)
+def test_a_fault_costs_no_line_and_gives_nothing_back(
+    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_simple_prices(monkeypatch)
+    found = fault.count(tmp_path, trials=fault.few, tick=lambda: None)
+    assert found.violations == []
+    assert found.trials >= fault.few
+    assert found.seen or "copies" in fault.words
+
+
+def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:
+    ticks: list[int] = []
+    count = Count(tick=lambda: ticks.append(1))
+    with count.trial("good"):
+        require(True, "never")
+    with count.trial("bad"):
+        require(False, "too much was granted")
+    with count.trial("worse"):
+        _ = count.violations[7]
+    assert (count.trials, len(ticks)) == (3, 3)
+    assert count.violations[0] == "bad: too much was granted"
+    assert count.violations[1].startswith("worse: IndexError at test_faults.py:")

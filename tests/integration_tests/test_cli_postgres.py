@@ -1,0 +1,74 @@
+"""`dpicl ledger` on a real PostgreSQL server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl.cli import main
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.stores import PostgresAnchor, open_store
+from tests.ledger_files import spend
+from tests.postgres import PostgresServer
+
+SECRET = "hunter2-secret"
+
+
+@pytest.fixture
+def address(postgres: PostgresServer) -> str:
+    """An empty database, by an address that holds a password."""
+    return f"postgresql://owner:{SECRET}@/{postgres.new_database()}?host={postgres.folder}&port=5432"
+
+
+@pytest.mark.loopback
+def test_a_ledger_in_postgresql_is_created_shown_verified_and_exported(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anchor, file, receipt = tmp_path / "anchor.json", tmp_path / "ledger.jsonl", tmp_path / "receipt.json"
+    said: list[str] = []
+
+    def run(*arguments: object) -> int:
+        code = main(["ledger", *map(str, arguments)])
+        said.append("".join(capsys.readouterr()))
+        return code
+
+    assert run("show", address) == 2  # nothing is made by looking
+    assert run("verify", address) == 1
+    assert run("create", address, "--epsilon", 4, "--delta", 1e-6, "--anchor", anchor) == 0
+    assert run("create", address, "--epsilon", 4, "--delta", 1e-6) == 2
+    with open_store(address) as store:
+        taken = spend(Budget.open(store))[0]
+        receipt.write_text(
+            json.dumps({"ledger_id": taken.ledger_id, "entry": taken.entry, "entry_hash": taken.entry_hash})
+        )
+    assert run("verify", address, "--anchor", anchor, "--receipt", receipt) == 0
+    assert "lines     8" in said[-1]
+    assert run("show", address, "--json") == 0
+    data = json.loads(said[-1])
+    assert data["remaining"]["epsilon"] == 2.5
+    assert [entry["entry"] for entry in data["dangling"]] == [3]
+    assert run("export", address, "--out", file) == 0
+    assert run("verify", file, "--anchor", anchor, "--receipt", receipt) == 0
+    assert run("backup", address, tmp_path / "copy.db") == 2
+    assert "pg_dump" in said[-1]
+    assert run("show", address, "--name", "other") == 2
+    assert not [text for text in said if SECRET in text]
+
+
+@pytest.mark.loopback
+def test_an_anchor_may_live_in_postgresql(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, copy = tmp_path / "budget.db", tmp_path / "copy.db"
+    assert main(["ledger", "verify", str(path), "--anchor", address]) == 1
+    assert main(["ledger", "create", str(path), "--epsilon", "4", "--delta", "1e-6", "--anchor", address]) == 0
+    assert main(["ledger", "backup", str(path), str(copy)]) == 0
+    with open_store(path) as store:
+        spend(Budget.open(store, anchor=PostgresAnchor(address)))
+    assert main(["ledger", "verify", str(path), "--anchor", address]) == 0
+    assert main(["ledger", "show", str(path), "--anchor", address]) == 0
+    capsys.readouterr()
+    assert main(["ledger", "verify", str(copy), "--anchor", address]) == 1
+    said = capsys.readouterr()
+    assert "older copy" in said.err
+    assert SECRET not in said.out + said.err

@@ -1,0 +1,319 @@
+"""Work off the event loop: it is seen to its end, whatever happens to whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.backends import aside as room
+from langchain_dpicl.backends.aside import Aside, aside, leave, seen_through
+from tests.durable import halfway, is_on_loop, until
+
+
+class Work:
+    """Waits until it is let go; knows whether it has begun and ended."""
+
+    def __init__(self, outcome: Any = "done") -> None:
+        self.begun, self.let_go, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.outcome = outcome
+
+    def __call__(self) -> Any:
+        self.begun.set()
+        assert self.let_go.wait(10)
+        self.ended.set()
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    async def has_begun(self) -> None:
+        await until(self.begun.is_set)
+
+
+async def test_it_runs_off_the_loop_and_the_loop_goes_on_meanwhile() -> None:
+    work, turns = Work(), 0
+    task = asyncio.create_task(aside(work))
+    await work.has_begun()
+    for _ in range(5):
+        await asyncio.sleep(0)
+        turns += 1
+    work.let_go.set()
+    assert (await task, turns) == ("done", 5)
+    assert await aside(is_on_loop) is False
+
+
+async def test_what_does_not_wait_is_run_where_we_are() -> None:
+    assert await aside(threading.get_ident, is_slow=False) == threading.get_ident()
+    assert await aside(threading.get_ident) != threading.get_ident()
+
+
+async def test_what_it_raises_is_raised() -> None:
+    with pytest.raises(LookupError, match="gone"):
+        await aside(lambda: {}["gone"])
+
+
+async def test_it_sees_the_callers_context() -> None:
+    mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark")
+    mark.set("ours")
+    assert await aside(mark.get) == "ours"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancellation_is_heard_when_the_work_has_ended(times: int) -> None:
+    work = Work()
+    task = asyncio.create_task(aside(work))
+    await work.has_begun()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    work.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.ended.is_set()
+
+
+async def test_a_cancellation_goes_on_whatever_the_work_raises_and_names_it() -> None:
+    work = Work(ValueError("the disk"))
+    task = asyncio.create_task(aside(work))
+    await work.has_begun()
+    task.cancel()
+    work.let_go.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_a_timeout_is_told_as_such_after_the_work() -> None:
+    work = Work()
+    threading.Timer(0.1, work.let_go.set).start()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await aside(work)
+    assert work.ended.is_set()
+
+
+async def test_work_that_has_not_begun_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    monkeypatch.setattr(room, "THREADS", 1)
+    first, second = Work(), Work()
+    holding = asyncio.create_task(aside(first))
+    await first.has_begun()
+    waiting = asyncio.create_task(aside(second))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    first.let_go.set()
+    assert await holding == "done"
+    assert await aside(lambda: "behind it") == "behind it"
+    assert not second.begun.is_set()
+
+
+async def test_what_has_to_be_done_is_done_also_if_the_cancellation_came_before_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "_POOLS", {})
+    monkeypatch.setattr(room, "THREADS", 1)
+    first, second = Work(), Work()
+    holding = asyncio.create_task(aside(first))
+    await first.has_begun()
+    waiting = asyncio.create_task(seen_through(second))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.sleep(0.01)
+    first.let_go.set()
+    second.let_go.set()
+    outcome, stop = await waiting
+    assert (outcome(), type(stop), await holding) == ("done", asyncio.CancelledError, "done")
+
+
+class PlainError(Exception):
+    """One that can be watched."""
+
+
+async def test_an_error_brings_no_other_along_and_dies_with_whoever_holds_it() -> None:
+    def fail() -> None:
+        raise PlainError
+
+    gc.disable()  # an error in a circle, with all its frames, would stay until the collector comes
+    try:
+        try:
+            await aside(fail)
+        except PlainError as error:
+            watched, others = weakref.ref(error), (error.__cause__, error.__context__)
+        await until(lambda: watched() is None)  # the thread lets go of what it did last a moment later
+        assert (watched(), others) == (None, (None, None))
+    finally:
+        gc.enable()
+
+
+def test_forty_waits_at_once_share_the_threads() -> None:
+    async def main() -> list[int]:
+        return await asyncio.gather(*(aside(lambda n=n: time.sleep(0.001) or n) for n in range(40)))
+
+    assert asyncio.run(main()) == list(range(40))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    asyncio.run(aside(lambda: None))
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if asyncio.run(aside(os.getpid)) == os.getpid() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def noting(log: list[str], enter: Callable[[], Any] = lambda: None) -> Iterator[str]:
+    enter()
+    log.append("entered" + " on the loop" * is_on_loop())
+    try:
+        yield "held"
+    except BaseException as error:
+        log.append(type(error).__name__)
+        raise
+    finally:
+        log.append("left" + " on the loop" * is_on_loop())
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_a_block_is_entered_and_left_aside_only_where_it_may_wait(is_slow: bool) -> None:
+    log: list[str] = []
+    async with Aside(noting(log), is_slow=is_slow) as held:
+        log.append(held)
+    where = "" if is_slow else " on the loop"
+    assert log == [f"entered{where}", "held", f"left{where}"]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_an_error_passes_through_the_block(is_slow: bool) -> None:
+    log: list[str] = []
+    with pytest.raises(KeyError):
+        async with Aside(noting(log), is_slow=is_slow):
+            raise KeyError
+    assert log[1] == "KeyError"
+
+
+async def test_a_block_that_was_entered_is_left_where_the_cancellation_came_meanwhile() -> None:
+    log: list[str] = []
+    work = Work()
+
+    async def main() -> None:
+        async with Aside(noting(log, work)):
+            log.append("inside")
+
+    task = asyncio.create_task(main())
+    await work.has_begun()
+    task.cancel()
+    work.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["entered", "CancelledError", "left"]
+
+
+async def test_a_block_that_could_not_be_entered_is_not_left() -> None:
+    log: list[str] = []
+    with pytest.raises(ValueError):
+        async with Aside(noting(log, lambda: int("x"))):
+            log.append("inside")
+    assert log == []
+
+
+async def test_a_cancellation_while_it_is_left_is_heard_afterwards() -> None:
+    work, log = Work(), []
+
+    @contextmanager
+    def slow_end() -> Iterator[None]:
+        yield
+        work()
+        log.append("left")
+
+    async def main() -> None:
+        async with Aside(slow_end()):
+            pass
+
+    task = asyncio.create_task(main())
+    await work.has_begun()
+    task.cancel()
+    await asyncio.sleep(0.01)
+    work.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["left"]
+
+
+async def test_a_closed_generator_that_stands_at_a_yield_is_left_before_its_close_returns() -> None:
+    log: list[str] = []
+
+    async def numbers() -> Any:
+        block = Aside(noting(log))
+        async with block:
+            block.is_at_yield = True
+            yield 1
+            block.is_at_yield = False
+
+    stream = numbers()
+    assert await anext(stream) == 1
+    await stream.aclose()
+    assert log == ["entered", "GeneratorExit", "left"]
+
+
+async def test_a_coroutine_that_is_closed_in_a_block_leaves_it_in_a_thread() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        async with Aside(noting(log)):
+            await asyncio.get_running_loop().create_future()
+
+    work = main()
+    await asyncio.create_task(halfway(work, lambda: "entered" in log))
+    work.close()
+    await until(lambda: log[-1] == "left")
+    assert log == ["entered", "GeneratorExit", "left"]
+
+
+async def test_a_coroutine_that_is_closed_while_it_enters_leaves_in_a_thread() -> None:
+    log: list[str] = []
+    gate = Work()
+
+    async def main() -> None:
+        async with Aside(noting(log, gate)):
+            log.append("inside")
+
+    work = main()
+    await asyncio.create_task(halfway(work, gate.begun.is_set))
+    work.close()
+    gate.let_go.set()
+    await until(lambda: bool(log) and log[-1] == "left")
+    assert log == ["entered", "GeneratorExit", "left"]
+
+
+async def test_clean_up_that_fails_where_nobody_waits_is_told_to_the_log_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise ValueError("secret")
+
+    with caplog.at_level(logging.WARNING):
+        leave(fail)
+        await until(lambda: bool(caplog.records))
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text

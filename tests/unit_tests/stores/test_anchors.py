@@ -1,0 +1,171 @@
+"""What every anchor must do, and what the one in a file does besides."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.privacy.stores import LedgerAnchor
+from langchain_dpicl.stores import FileAnchor, anchors
+from tests.contracts.anchor import AnchorContract
+from tests.contracts.store import in_child
+
+
+class TestFileAnchor(AnchorContract):
+    def make_anchor(self, tmp_path: Path) -> LedgerAnchor:
+        return FileAnchor.new(tmp_path / "anchor.json")
+
+    def reopen(self, anchor: LedgerAnchor) -> LedgerAnchor:
+        assert isinstance(anchor, FileAnchor)
+        return FileAnchor(anchor._path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "anchor.json"
+
+
+def test_a_missing_file_is_refused_and_not_made(path: Path) -> None:
+    with pytest.raises(LedgerUnavailableError, match="No such file"):
+        FileAnchor(path)
+    with pytest.raises(LedgerUnavailableError):
+        FileAnchor.new(path / "nowhere" / "anchor.json")
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_file_that_went_missing_is_refused(path: Path) -> None:
+    anchor = FileAnchor.new(path)
+    path.unlink()
+    for attempt in (lambda: anchor.read("a"), lambda: anchor.write("a", 1, "h")):
+        with pytest.raises(LedgerUnavailableError):
+            attempt()
+    assert not path.exists()
+
+
+def test_an_anchor_is_made_once(path: Path) -> None:
+    FileAnchor.new(path).write("a", 1, "h")
+    with pytest.raises(LedgerError, match="found one"):
+        FileAnchor.new(path)
+    assert FileAnchor(path).read("a") == (1, "h")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"format": "dpicl-anchor"}'],
+    ids=range(8),
+)
+def test_what_is_no_anchor_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match="expected an anchor"):
+        FileAnchor(path)
+
+
+def test_no_flipped_bit_makes_it_forget(path: Path) -> None:
+    FileAnchor.new(path).write("a" * 32, 123, "h" * 64)
+    sound = path.read_bytes()
+    refused = 0
+    for place in range(len(sound)):
+        for bit in range(8):
+            try:
+                found = anchors._parsed(sound[:place] + bytes([sound[place] ^ 1 << bit]) + sound[place + 1 :], path)
+            except LedgerError:
+                refused += 1
+            else:
+                assert found == {"a" * 32: (123, "h" * 64)}, (place, bit)
+    assert refused > 7 * len(sound)
+
+
+@pytest.mark.parametrize("line", [[1.0, "h"], ["1", "h"], [True, "h"], [1, None], [1], [1, "h", 2], 7])
+def test_a_line_of_another_shape_is_refused(path: Path, line: object) -> None:
+    anchor = FileAnchor.new(path)
+    anchor.write("a", 1, "h")
+    state = json.loads(path.read_text())
+    state["ledgers"]["a"] = line
+    path.write_text(json.dumps(state))
+    with pytest.raises(LedgerError, match="expected an anchor"):
+        anchor.read("a")
+
+
+def test_a_lock_that_somebody_holds_is_waited_for_and_then_refused(path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    FileAnchor.new(path)
+    anchor = FileAnchor(path, timeout=0.05)
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LedgerUnavailableError, match=r"anchor\.json: locked"):
+            anchor.write("a", 1, "h")
+    anchor.write("a", 1, "h")
+    assert anchor.read("a") == (1, "h")
+
+
+def test_a_writer_that_died_holds_no_lock(path: Path) -> None:
+    pytest.importorskip("fcntl")
+    anchor = FileAnchor.new(path)
+
+    def die() -> None:
+        with anchor._alone():
+            os._exit(0)
+
+    assert in_child(die)
+    anchor.write("a", 1, "h")
+
+
+def test_writers_of_many_processes_and_threads_never_go_back(path: Path) -> None:
+    anchor = FileAnchor.new(path)
+
+    def climb() -> None:
+        seen = 0
+        with ThreadPoolExecutor(4) as pool:
+            for seq, _ in enumerate(pool.map(lambda seq: anchor.write("a", seq, f"h{seq}"), range(1, 41)), start=1):
+                found = anchor.read("a")
+                assert found is not None
+                assert found[0] >= max(seq, seen)
+                seen = found[0]
+
+    children = [threading.Thread(target=lambda: done.append(in_child(climb))) for _ in range(3)]
+    done: list[bool] = []
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert done == [True] * 3
+    assert anchor.read("a") == (40, "h40")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_forgotten(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchor = FileAnchor.new(path)
+    anchor.write("a", 1, "h")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LedgerUnavailableError, match="No space left"):
+        anchor.write("a", 2, "g")
+    monkeypatch.undo()
+    assert anchor.read("a") == (1, "h")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_without_file_locks_nothing_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = FileAnchor.new(path)
+    monkeypatch.setitem(__import__("sys").modules, "fcntl", None)
+    with pytest.raises(ConfigurationError, match="PostgresAnchor"):
+        anchor.write("a", 1, "h")
+    assert anchor.read("a") is None
+
+
+def test_two_histories_are_told(path: Path) -> None:
+    anchor = FileAnchor.new(path)
+    anchor.write("a", 2, "h")
+    with pytest.raises(LedgerRollbackError, match="two histories"):
+        anchor.write("a", 2, "g")

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
+from langchain_dpicl.privacy.stores import LedgerStore
+from langchain_dpicl.stores import SQLiteStore, _sqlite_file
+from tests.contracts.store import DurableStoreContract, header
+from tests.sqlite_ledgers import edited, made, numbers, write
+
+
+class TestSQLiteStore(DurableStoreContract):
+    def make_store(self, tmp_path: Path) -> SQLiteStore:
+        return SQLiteStore.new(tmp_path / "budget.db")
+
+    def reopen(self, store: LedgerStore) -> SQLiteStore:
+        assert isinstance(store, SQLiteStore)
+        return SQLiteStore(store.path, name=store.name)
+
+    def beside(self, store: LedgerStore, name: str) -> SQLiteStore:
+        assert isinstance(store, SQLiteStore)
+        return SQLiteStore.new(store.path, name=name)
+
+    def opened(self, store: LedgerStore, name: str) -> SQLiteStore:
+        assert isinstance(store, SQLiteStore)
+        return SQLiteStore(store.path, name=name)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "budget.db"
+
+
+class TestOpening:
+    """It makes nothing, and changes nothing that is not a ledger's."""
+
+    def test_a_missing_file_is_not_made(self, path: Path) -> None:
+        with pytest.raises(LedgerUnavailableError, match=r"budget\.db.*found none"):
+            SQLiteStore(path)
+        assert list(path.parent.iterdir()) == []
+
+    def test_a_missing_folder_is_not_made(self, path: Path) -> None:
+        for attempt in (SQLiteStore, SQLiteStore.new):
+            with pytest.raises(LedgerUnavailableError):
+                attempt(path / "nowhere" / "budget.db")
+        assert list(path.parent.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [(b"", "an empty file"), (b"text\n" * 1000, "broken or foreign"), (b"SQLite format 3\0", "broken or foreign")],
+        ids=["empty", "text", "cut short"],
+    )
+    def test_what_is_no_ledger_is_refused_and_left_alone(self, path: Path, content: bytes, words: str) -> None:
+        path.write_bytes(content)
+        for attempt in (SQLiteStore, SQLiteStore.new):
+            with pytest.raises(LedgerError, match=words) as caught:
+                attempt(path)
+            assert not isinstance(caught.value, LedgerUnavailableError)
+        assert path.read_bytes() == content
+        assert list(path.parent.iterdir()) == [path]
+
+    def test_a_folder_is_refused(self, path: Path) -> None:
+        path.mkdir()
+        with pytest.raises(LedgerError, match="no plain file"):
+            SQLiteStore(path)
+
+    @pytest.mark.parametrize("application", [0, 7])
+    def test_another_database_is_refused_and_left_alone(self, path: Path, application: int) -> None:
+        with edited(path) as connection:
+            connection.execute(f"PRAGMA application_id = {application}")
+            connection.execute("CREATE TABLE ledgers (id INTEGER PRIMARY KEY, name TEXT)")
+        content = path.read_bytes()
+        for attempt in (SQLiteStore, SQLiteStore.new):
+            with pytest.raises(LedgerError, match="found another database"):
+                attempt(path)
+        assert path.read_bytes() == content
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "DROP TRIGGER lines_keep",
+            "DROP TRIGGER ledgers_grow",
+            "ALTER TABLE lines ADD COLUMN note TEXT",
+            "CREATE TABLE notes (x)",
+            "CREATE TRIGGER more AFTER INSERT ON lines BEGIN SELECT 1; END",
+        ],
+    )
+    def test_other_tables_or_triggers_are_refused(self, path: Path, change: str) -> None:
+        made(path).close()
+        with edited(path) as connection:
+            connection.execute(change)
+        with pytest.raises(LedgerError, match="expected the tables and triggers"):
+            SQLiteStore(path)
+
+    def test_a_newer_version_is_refused(self, path: Path) -> None:
+        made(path).close()
+        with edited(path) as connection:
+            connection.execute("PRAGMA user_version = 2")
+        with pytest.raises(LedgerError, match=r"version 1 at most, found 2.*Upgrade"):
+            SQLiteStore(path)
+
+    def test_a_fault_that_sqlite_cannot_even_spell_is_a_broken_file(self, path: Path) -> None:
+        made(path).close()
+        content = path.read_bytes()
+        start = content.index(b"CREATE TABLE ledgers")
+        for place in range(start, start + 120, 3):
+            path.write_bytes(content[:place] + bytes([content[place] | 0x80]) + content[place + 1 :])
+            with pytest.raises(LedgerError):
+                SQLiteStore(path)
+
+    def test_pages_that_do_not_hang_together_are_refused(self, path: Path) -> None:
+        made(path, lines=200).close()
+        content = bytearray(path.read_bytes())
+        content[36:40] = (3).to_bytes(4, "big")  # free pages that the list of free pages does not have
+        path.write_bytes(content)
+        with pytest.raises(LedgerError, match="broken"):
+            SQLiteStore(path)
+
+    def test_statistics_of_the_tables_do_no_harm(self, path: Path) -> None:
+        made(path, lines=3).close()
+        with edited(path) as connection:
+            connection.execute("ANALYZE")
+        assert numbers(SQLiteStore(path)) == [0, 1, 2]
+
+    def test_the_names_that_are_there_are_told(self, path: Path) -> None:
+        made(path).close()
+        SQLiteStore.new(path, name="second").close()
+        with pytest.raises(LedgerError, match=r"named 'third', found \['budget', 'second'\]"):
+            SQLiteStore(path, name="third")
+
+    @pytest.mark.parametrize("options", [{"name": ""}, {"name": "a\nb"}, {"timeout": 0}, {"timeout": float("nan")}])
+    def test_arguments_out_of_range_are_refused_before_anything_is_made(self, path: Path, options: Any) -> None:
+        for attempt in (SQLiteStore, SQLiteStore.new):
+            with pytest.raises(ConfigurationError):
+                attempt(path, **options)
+        assert list(path.parent.iterdir()) == []
+
+    def test_every_name_of_a_file_is_the_same_ledger(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = made(path)
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        monkeypatch.chdir(path.parent)
+        for alias in (link, "budget.db", "./../" + path.parent.name + "/budget.db", os.fspath(link)):
+            other = SQLiteStore(alias)
+            assert other.path == store.path
+            write(other, 1)
+        assert numbers(store) == [0] * 4
+
+    def test_a_path_of_any_letters_is_a_path(self, tmp_path: Path) -> None:
+        store = SQLiteStore.new(tmp_path / "a ?mode=memory&cache=shared#%41 é.db")
+        store.create(header())
+        write(store, 1)
+        assert [child.name for child in tmp_path.glob("*.db")] == ["a ?mode=memory&cache=shared#%41 é.db"]
+        assert numbers(SQLiteStore(store.path)) == [0]
+
+    def test_a_second_hard_link_is_refused(self, path: Path) -> None:
+        made(path).close()
+        os.link(path, path.with_name("other.db"))
+        with pytest.raises(LedgerError, match="2 hard links"):
+            SQLiteStore(path)
+
+    def test_a_network_file_system_is_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made(path).close()
+        mounts = path.with_name("mountinfo")
+        device = path.stat().st_dev
+        line = f"21 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {{}} server:/export rw\n"
+        monkeypatch.setattr(_sqlite_file, "_MOUNTS", mounts)
+        for kind, refused in (("nfs4", True), ("fuse.sshfs", True), ("ext4", False)):
+            mounts.write_text("20 1 0:999 / /net rw - nfs x rw\n" + line.format(kind))
+            if refused:
+                with pytest.raises(LedgerError, match=f"found {kind}.*PostgreSQL"):
+                    SQLiteStore(path)
+                with pytest.raises(LedgerError, match=kind):
+                    SQLiteStore.new(path.with_name("new.db"))
+            else:
+                assert SQLiteStore(path).header() is not None
+        assert not path.with_name("new.db").exists()
+
+    def test_the_file_systems_of_this_system_are_told(self, path: Path) -> None:
+        if not _sqlite_file._MOUNTS.exists():
+            pytest.skip("this system lists its mounts elsewhere")
+        known = _sqlite_file._MOUNTS.read_text()
+        kind = _sqlite_file._file_system(Path("/proc").stat().st_dev)
+        assert kind == "proc"
+        assert " - proc " in known
+
+    def test_a_file_system_without_a_write_ahead_log_is_refused(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made(path, lines=2).close()
+        connect = sqlite3.connect
+
+        def without_shared_memory(database: str, **options: Any) -> sqlite3.Connection:
+            return connect(database + "&vfs=unix-dotfile", **options)
+
+        monkeypatch.setattr(sqlite3, "connect", without_shared_memory)
+        with pytest.raises(LedgerError) as caught:
+            SQLiteStore(path)
+        assert "write-ahead log" in str(caught.value) or "cannot be used" in str(caught.value)
+        with pytest.raises(LedgerError):
+            SQLiteStore.new(path.with_name("new.db"))
+        monkeypatch.undo()
+        assert not path.with_name("new.db").exists()
+        assert numbers(SQLiteStore(path)) == [0, 1]
+
+    def test_the_disk_is_asked_for_everything_it_can_promise(self, path: Path) -> None:
+        store = made(path)
+        with store._link.reading():
+            answers = {name: store._link.ask(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "fullfsync")}
+        assert answers == {"journal_mode": [("wal",)], "synchronous": [(2,)], "fullfsync": [(1,)]}
+
+    def test_a_new_file_is_its_owners(self, path: Path) -> None:
+        made(path)
+        assert {child.name: child.stat().st_mode & 0o777 for child in path.parent.iterdir()} == {
+            "budget.db": 0o600,
+            "budget.db-wal": 0o600,
+            "budget.db-shm": 0o600,
+        }
+
+    def test_a_file_is_made_by_one_of_many(self, path: Path) -> None:
+        def make(_: int) -> bool:
+            try:
+                SQLiteStore.new(path).create(header())
+            except LedgerError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(16) as pool:
+            assert sum(pool.map(make, range(16))) == 1
+        assert SQLiteStore(path).header() is not None
+
+
+class TestMigrations:
+    """Older tables become this version's, once."""
+
+    MORE = """
+    CREATE TABLE notes (x);
+    CREATE TRIGGER notes_stay BEFORE DELETE ON notes
+    BEGIN SELECT RAISE(ABORT, 'no'); END;
+    CREATE INDEX by_x ON notes (x);
+    """
+
+    def test_older_tables_are_brought_up_once_whoever_comes_first(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made(path, lines=2).close()
+        monkeypatch.setattr(_sqlite_file, "MIGRATIONS", (*_sqlite_file.MIGRATIONS, self.MORE))
+        start = threading.Barrier(8)
+
+        def open_it(_: int) -> list[int]:
+            start.wait()
+            return numbers(SQLiteStore(path))
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(open_it, range(8))) == [[0, 1]] * 8
+        with edited(path) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        monkeypatch.undo()
+        with pytest.raises(LedgerError, match="found 2"):
+            SQLiteStore(path)
+
+    def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made(path, lines=2).close()
+        monkeypatch.setattr(
+            _sqlite_file, "MIGRATIONS", (*_sqlite_file.MIGRATIONS, self.MORE + "\nCREATE TABLE lines (x);")
+        )
+        with pytest.raises(LedgerError):
+            SQLiteStore(path)
+        monkeypatch.undo()
+        assert numbers(SQLiteStore(path)) == [0, 1]
+
+
+class TestGuards:
+    """The tables refuse what no ledger does, whoever asks."""
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "UPDATE lines SET body = '{}' WHERE seq = 1",
+            "DELETE FROM lines WHERE seq = 2",
+            "DELETE FROM ledgers",
+            "INSERT OR REPLACE INTO lines SELECT ledger, seq, prev, kind, '{}', stamp, hash FROM lines",
+            "INSERT INTO lines SELECT ledger, 3, 'other', kind, body, stamp, hash FROM lines WHERE seq = 2",
+            "INSERT INTO lines SELECT ledger, 4, hash, kind, body, stamp, hash FROM lines WHERE seq = 2",
+            "UPDATE ledgers SET seq = 1",
+            "UPDATE ledgers SET header = '{}'",
+            "UPDATE ledgers SET digest = ''",
+            "UPDATE ledgers SET name = 'other'",
+        ],
+    )
+    def test_lines_are_never_changed_dropped_or_put_between(self, path: Path, command: str) -> None:
+        store = made(path, lines=2)
+        with edited(path) as connection, pytest.raises(sqlite3.DatabaseError):
+            connection.execute(command)
+        assert numbers(store) == [0, 1]
+
+    def test_lines_lost_at_the_end_are_missed(self, path: Path) -> None:
+        made(path, lines=3).close()
+        with edited(path) as connection:
+            guard = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'lines_stay'").fetchone()[0]
+            connection.execute("DROP TRIGGER lines_stay")
+            connection.execute("DELETE FROM lines WHERE seq = 3")
+            connection.execute(guard)
+        store = SQLiteStore(path)
+        for ask in (store.head, store.records):
+            with pytest.raises(LedgerError, match=r"gone|gap"):
+                ask()
+        with pytest.raises(LedgerError), store.transaction() as view:
+            view.append("note", {})

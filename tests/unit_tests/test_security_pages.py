@@ -1,0 +1,71 @@
+"""SECURITY.md and the page of known limitations: links, addresses and numbers are those of the project."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl.privacy._opinions import PRV_MAX_COMPOSITIONS
+from langchain_dpicl.privacy.report_words import PROVED_EPSILON
+
+ROOT = Path(__file__).resolve().parents[2]
+SECURITY = ROOT / "SECURITY.md"
+LIMITS = ROOT / "docs" / "known-limitations.md"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The places of a page that links may name, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [SECURITY, LIMITS, ROOT / "docs" / "cli.md", ROOT / "docs" / "budget.md", ROOT / "docs" / "privacy-promise.md"],
+    ids=lambda p: p.name,
+)
+def test_links_lead_to_a_page_and_to_a_place_in_it(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    assert links
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        file, _, place = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_file(), link
+        assert not place or place in anchors(target), link
+
+
+def test_faults_are_reported_privately_to_the_project_itself() -> None:
+    text = SECURITY.read_text()
+    home = PROJECT["urls"]["Homepage"]
+    assert f"<{home}/security/advisories/new>" in text
+    addresses = re.findall(r"https://[^\s>)]+", text)
+    assert {address for address in addresses if not address.startswith(home + "/")} == set()
+    assert re.findall(r"[\w.+-]+@[\w-]+\.[\w.]+", text) == []  # nobody reads such a box
+
+
+def test_limits_that_are_numbers_are_those_of_the_code() -> None:
+    text = LIMITS.read_text()
+    assert f"total epsilon of {PROVED_EPSILON:g} the gap" in text
+    assert f"beyond {PRV_MAX_COMPOSITIONS:,} compositions" in text
+    pinned = next(item for item in PROJECT["dependencies"] if item.startswith("prv-accountant"))
+    assert pinned == "prv-accountant>=0.2,<0.3"  # the page speaks of 0.2.0
+
+
+def test_every_serious_limitation_says_what_to_do() -> None:
+    rows = [line.strip("| ").split(" | ") for line in LIMITS.read_text().splitlines() if line.startswith("| ")]
+    serious = [row for row in rows if len(row) > 1 and row[1].startswith("high")]
+    assert len(serious) > 5
+    assert [row[0] for row in serious if len(row) < 3 or len(row[2]) < 10] == []
+
+
+def test_both_pages_travel_with_the_source_archive() -> None:
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    assert {"/SECURITY.md", "docs"} <= set(include)
