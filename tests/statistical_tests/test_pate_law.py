@@ -267,8 +267,9 @@ def test_a_run_stops_exactly_when_its_share_does(teachers, most):
     "plants", [pate.answer_given_back, pate.never_burnt, pate.rejected_for_free], ids=["answer", "test", "rejected"]
 )
 def test_tickets_that_do_not_add_up_are_caught(plants, monkeypatch):
+    """Of 40 inputs, each passing half of the time, all pass or none does with probability below 1e-11."""
     plants(monkeypatch)
-    left, expected, *_ = ledger_of("fixed", max_answers=5)
+    left, expected, *_ = ledger_of("fixed", max_answers=None)
     assert left != expected
 
 

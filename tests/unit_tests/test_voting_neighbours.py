@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
 from functools import cache
 from typing import Any
@@ -176,7 +177,10 @@ def observe(texts: tuple[str, ...], *, design: str, with_calls: bool = True) -> 
     seen += [events.told, lines, shown, log.lines, [str(one.message) for one in warned], voter.share.remaining("query")]
     if with_calls and DESIGNS[design]["rows"] == "slots":
         seen.append([len(prompts) for prompts in engine.calls])
-    return json.dumps(seen, default=repr).replace(voter.budget.ledger_id, "<ledger>")
+    # Hashes of lines hang on the ledger's random name and on its stamps; what the lines hold is compared above.
+    hashes = {line.hash for line in store.records()}
+    told = json.dumps(seen, default=repr).replace(voter.budget.ledger_id, "<ledger>")
+    return re.sub("[0-9a-f]{64}", lambda found: "<line>" if found[0] in hashes else found[0], told)
 
 
 class _Log(logging.Handler):
