@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore
 
 DONE, WRONG, FAULT = 0, 1, 2
-_SCHEMES = ("postgresql://", "postgres://")
 _ADDRESS = re.compile(r"""\b(postgres(?:ql)?):/+[^\s'"/][^\s'"]*""", re.IGNORECASE)
 _SECRET = re.compile(r"""\b(password\s*=\s*)(?:'[^']*'|[^\s'"]+)""", re.IGNORECASE)
 _WHERE = "SQLite file, postgresql:// address, or exported file"
+_SECOND_PLACE = "second place that remembers the last line: a file, made if missing, or a postgresql:// address"
 _NOTES = """\
 A ledger is made once, by `create`, and opened ever after; nothing else makes one.
 A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other users see a command's arguments.
@@ -75,6 +75,8 @@ def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> No
     _add_verify(actions)
     export = _action(actions, "export", _export, "all lines as JSON, which `verify` and `show` read without a database")
     export.add_argument("--out", type=_file, help="file to make (default: standard output)")
+    anchor = _action(actions, "anchor", _adopt, "make a ledger known to an anchor that has never seen it, once")
+    anchor.add_argument("--anchor", metavar="FILE", required=True, help=_SECOND_PLACE)
     backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
     backup.add_argument("out", type=_file, help="file to make")
 
@@ -88,9 +90,11 @@ def _action(actions: Any, name: str, act: Callable[[argparse.Namespace], Said], 
 
 
 def _file(text: str) -> Path:
-    if "://" in text:  # a path would swallow a slash, and what hides addresses would miss it
-        raise argparse.ArgumentTypeError("expected a file, found an address")
-    return Path(text)
+    try:
+        return _path(text)
+    except ConfigurationError:
+        pass
+    raise argparse.ArgumentTypeError("expected a file, found an address")
 
 
 def _add_create(actions: Any) -> None:
@@ -98,9 +102,7 @@ def _add_create(actions: Any) -> None:
     command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
     command.add_argument("--delta", type=float, required=True, help="limit; at most 1/(10 * all declared units)")
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
-    command.add_argument(
-        "--anchor", metavar="FILE", help="second place that remembers the last line: a file, or a postgresql:// address"
-    )
+    command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
 
 
 def _add_show(actions: Any) -> None:
@@ -132,15 +134,18 @@ def _add_verify(actions: Any) -> None:
 # --- opening ------------------------------------------------------------------------------------------------------
 
 
-def _is_address(where: str) -> bool:
-    return where.startswith(_SCHEMES)
+def _place(where: str) -> str | Path:
+    """Returns an address as it is, and anything else as a path; refuses an address of another spelling."""
+    from langchain_dpicl.stores import as_place, is_address
+
+    return where if is_address(as_place(where)) else Path(where)
 
 
 def _path(where: str) -> Path:
-    if "://" in where:
-        scheme = where.split("://", 1)[0]
-        raise ConfigurationError(f"ledger: expected a path or a postgresql:// address, found a {scheme}:// address.")
-    return Path(where)
+    place = _place(where)
+    if isinstance(place, str):  # a path would swallow a slash, and what hides addresses would miss it
+        raise ConfigurationError("ledger: expected a path, found an address.")
+    return place
 
 
 @contextlib.contextmanager
@@ -155,27 +160,28 @@ def _opened(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
 
 
 def _store(where: str, name: str | None) -> LedgerStore:
-    if not _is_address(where) and is_export(_path(where)):
-        found = read_export(_path(where))
-        if name not in {None, found.header().name}:
-            raise LedgerError(f"--name: expected {found.header().name!r}, which the file holds, found {name!r}.")
-        return found
     from langchain_dpicl.stores import open_store
 
-    return open_store(where if _is_address(where) else _path(where), name=name or "budget")
+    place = _place(where)
+    try:
+        return open_store(place, name=name or "budget")
+    except LedgerUnavailableError:
+        raise
+    except LedgerError as error:
+        fault = error
+    if isinstance(place, str) or not is_export(place):
+        raise fault
+    found = read_export(place)
+    if name not in {None, found.header().name}:
+        raise LedgerError(f"--name: expected {found.header().name!r}, which the file holds, found {name!r}.")
+    return found
 
 
 def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None:
-    if where is None:
-        return None
-    if _is_address(where):
-        from langchain_dpicl.stores import PostgresAnchor
+    from langchain_dpicl._ledger_places import anchor_at
 
-        return PostgresAnchor.new(where) if may_make else PostgresAnchor(where)
-    from langchain_dpicl.stores import FileAnchor
-
-    path = _path(where)
-    return FileAnchor.new(path) if may_make and not path.exists() else FileAnchor(path)
+    place = None if where is None else _place(where)
+    return anchor_at(lambda: place, may_make=may_make)
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
@@ -193,47 +199,47 @@ def done(arguments: argparse.Namespace) -> Said:
 
 
 def _create(arguments: argparse.Namespace) -> Said:
+    from langchain_dpicl._ledger_places import made_at
     from langchain_dpicl.privacy.ledger import Budget
 
-    where = arguments.where if _is_address(arguments.where) else _path(arguments.where)
+    where = _place(arguments.where)
     limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
     limits["name"] = arguments.name or "budget"
     Budget(**limits)  # in memory: refuses bad limits before anything is made
-    anchor = _anchor(arguments.anchor, may_make=True)
-    store = _room(where, limits["name"])
-    with contextlib.closing(Budget(**limits, store=store, anchor=anchor)) as budget:
-        if anchor is not None:  # from now on it is known that there is such a ledger
-            anchor.write(budget.ledger_id, *_start(store))
+    if arguments.anchor is not None:
+        _place(arguments.anchor)
+    with contextlib.ExitStack() as opened:
+        store = made_at(lambda: where, limits["name"]).store  # or the room that a stopped creation left
+        opened.callback(getattr(store, "close", lambda: None))
+        # Only now: where a ledger stands already, no anchor is left behind that knows nothing.
+        anchor = _anchor(arguments.anchor, may_make=True)
+        budget = Budget(**limits, store=store, anchor=anchor)
         words = "none: a restored older copy could not be told" if anchor is None else anchor.description
         return Said(DONE, "\n".join(_created(budget, store, words)))
-
-
-def _room(where: str | Path, name: str) -> LedgerStore:
-    """Makes room for a ledger; room that a creation left behind, which died before it wrote limits, is taken."""
-    from langchain_dpicl.stores import new_store, open_store
-
-    try:
-        return new_store(where, name=name)
-    except LedgerUnavailableError:
-        raise
-    except LedgerError:
-        with contextlib.ExitStack() as stack:
-            left = stack.enter_context(contextlib.closing(open_store(where, name=name)))
-            if left.header() is None:
-                stack.pop_all()
-                return left
-        raise
-
-
-def _start(store: LedgerStore) -> tuple[int, str]:
-    header = store.header()
-    return 0, "" if header is None else header.digest
 
 
 def _created(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
     yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
     yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}, adjacency {budget.adjacency}"
     yield f"  anchor    {anchor}"
+
+
+def _adopt(arguments: argparse.Namespace) -> Said:
+    """Takes the ledger as it stands: nobody can tell whether it is the newest copy."""
+    from langchain_dpicl.privacy.ledger import Budget
+
+    _place(arguments.anchor)
+    with _opened(arguments) as store:
+        if isinstance(store, ExportedLedger):
+            raise ConfigurationError("anchor: expected the ledger itself, found an exported file. Anchor the ledger.")
+        Budget.open(store)  # a broken one is refused before an anchor is made
+        anchor = _anchor(arguments.anchor, may_make=True)
+        budget = Budget.open(store, anchor=anchor, adopt_anchor=True)
+        known = None if anchor is None else anchor.read(budget.ledger_id)
+        if anchor is None or known is None:
+            raise LedgerUnavailableError("anchor: expected it to remember the ledger, found that it does not.")
+        words = f"{anchor.description} remembers line {known[0]}; from now on, open the ledger with it"
+        return Said(DONE, f"ledger {budget.name!r} ({budget.ledger_id}): {words}")
 
 
 def _show(arguments: argparse.Namespace) -> Said:

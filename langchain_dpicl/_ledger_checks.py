@@ -113,10 +113,9 @@ def _priced(store: LedgerStore, header: LedgerHeader, state: LedgerState) -> tup
 def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, records: Sequence[LedgerRecord]) -> Iterator[str]:
     """Yields what the anchor knows better: the line that it remembers has to be on the chain."""
     known = anchor.read(header.ledger_id)
-    if known is None and not records:
-        return
     if known is None:
-        yield f"anchor: {anchor.description} has never seen ledger {header.ledger_id}: it proves nothing about it"
+        advice = "If this ledger never had an anchor, `dpicl ledger anchor` adds one, once"
+        yield f"anchor: {anchor.description} has never seen ledger {header.ledger_id}: it proves nothing. {advice}"
         return
     seq, head = known
     if _hash_of(seq, header, records) != head:

@@ -5,7 +5,10 @@ The first line is the header, then one line a record, and at the end how many th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -76,12 +79,31 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
 
 
 def is_export(path: Path) -> bool:
-    """Returns whether a path is a file of JSON lines rather than a database."""
+    """Returns whether a path is a file of JSON lines rather than a database.
+
+    A ledger that this process holds is never opened here: closing the file would drop the process's locks on it, so
+    SQLite, which knows of them, looks first.
+    """
+    if not _is_no_database(path):
+        return False
     try:
         with path.open("rb") as file:
             return file.read(1) == b"{"
     except OSError:
         return False
+
+
+def _is_no_database(path: Path) -> bool:
+    """Returns whether SQLite finds content that is none of its own; makes no log beside it."""
+    if not path.is_file():
+        return False
+    address = f"{Path(os.path.realpath(path)).as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
+    return False
 
 
 def read_export(path: Path) -> ExportedLedger:

@@ -16,7 +16,15 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_dpicl._ledger_places import Where, closed_on_error, made_at, opened_at
+from langchain_dpicl._ledger_places import (
+    AnchorPlace,
+    Where,
+    anchor_at,
+    check_place,
+    closed_on_error,
+    made_at,
+    opened_at,
+)
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
@@ -30,7 +38,7 @@ from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, GdpPool, JointPlan, ZCdpPool
 from langchain_dpicl.privacy.report import PrivacyReport
-from langchain_dpicl.privacy.stores import LedgerAnchor
+from langchain_dpicl.privacy.stores import hidden
 
 
 class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
@@ -47,7 +55,8 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
       store: where the ledger lives: a store, or the path of an EXISTING SQLite ledger (or `postgresql://...`), whose
         limits must be those given; `create` makes one. None: in memory, which dies with this process.
       name: public name for reports; with a path, which of the ledgers there.
-      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
+      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known: an
+        anchor, or the path or address of one. One that has never seen the ledger is refused.
 
     Attributes:
       budget: the budget, for components and for `declare`.
@@ -74,29 +83,38 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         adjacency: Adjacency = "add_remove",
         store: Where | None = None,
         name: str = "budget",
-        anchor: LedgerAnchor | None = None,
+        anchor: AnchorPlace | None = None,
     ) -> None:
+        place, second = hidden(store), hidden(anchor)
+        del store, anchor  # crash reporters show the variables of a frame that raises
         super().__init__()
-        opened = None if store is None else opened_at(store, name)
+        opened = None if place() is None else opened_at(place, name)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
-        with closed_on_error(opened, store):
-            self.budget = Budget(**limits, store=opened, anchor=anchor)
+        with closed_on_error(opened):
+            known = anchor_at(second, may_make=opened is None)
+            self.budget = Budget(**limits, store=None if opened is None else opened.store, anchor=known)
 
     @classmethod
-    def open(cls, store: Where, *, name: str = "budget", anchor: LedgerAnchor | None = None) -> Self:
+    def open(
+        cls, store: Where, *, name: str = "budget", anchor: AnchorPlace | None = None, adopt_anchor: bool = False
+    ) -> Self:
         """Opens a ledger that exists, with its own limits; never makes one.
 
         Args:
           store: a path, `postgresql://...`, or a store.
           name: which of the ledgers there; a store has only one.
-          anchor: a second place that remembers the ledger's last line.
+          anchor: a second place that remembers the ledger's last line, or its path or address.
+          adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused. Once, to add one.
 
         Raises:
           LedgerError: no ledger is there, it is broken, cannot be read, or is not the one that the anchor knows.
         """
-        opened = opened_at(store, name)
-        with closed_on_error(opened, store):
-            return cls.from_budget(Budget.open(opened, anchor=anchor))
+        place, second = hidden(store), hidden(anchor)
+        del store, anchor  # crash reporters show the variables of a frame that raises
+        opened = opened_at(place, name)
+        with closed_on_error(opened):
+            known = anchor_at(second)
+            return cls.from_budget(Budget.open(opened.store, anchor=known, adopt_anchor=adopt_anchor))
 
     @classmethod
     def create(
@@ -107,7 +125,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         delta: float,
         adjacency: Adjacency = "add_remove",
         name: str = "budget",
-        anchor: LedgerAnchor | None = None,
+        anchor: AnchorPlace | None = None,
     ) -> Self:
         """Makes a ledger, once; afterwards it is opened.
 
@@ -117,22 +135,26 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
           delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
           adjacency: the neighbouring relation of everything on this ledger.
           name: public name of the ledger; a database may hold several.
-          anchor: a second place that remembers the ledger's last line.
+          anchor: a second place that remembers the ledger's last line, or its path or address; a missing file is made.
 
         Raises:
           ConfigurationError: an argument is out of range; nothing was made.
           LedgerError: a ledger of that name is there already, or none can be written.
         """
+        place, second = hidden(store), hidden(anchor)
+        del store, anchor  # crash reporters show the variables of a frame that raises
         check_epsilon(epsilon)
         check_delta(delta)
         check_adjacency(adjacency)
         check_name("name", name)
-        made = made_at(store, name)
-        if made.header() is not None:
-            raise LedgerError(f"store: expected no ledger yet, found one ({made.description}). Open it.")
-        with closed_on_error(made, store):
-            budget = Budget(epsilon=epsilon, delta=delta, adjacency=adjacency, store=made, name=name, anchor=anchor)
-            return cls.from_budget(budget)
+        check_place(place)
+        known = anchor_at(second, may_make=True)
+        made = made_at(place, name)
+        if made.store.header() is not None:
+            raise LedgerError(f"store: expected no ledger yet, found one ({made.store.description}). Open it.")
+        limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
+        with closed_on_error(made):
+            return cls.from_budget(Budget(**limits, store=made.store, anchor=known))
 
     @classmethod
     def from_budget(cls, budget: Budget) -> Self:
@@ -203,7 +225,8 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
     ignore_custom_event = property(_ignored)
 
     def __repr__(self) -> str:
-        return f"PrivacyBudgetCallbackHandler({self.budget!r})"
+        # Half made, where an argument was refused, it is shown by crash reporters.
+        return f"PrivacyBudgetCallbackHandler({getattr(self, 'budget', 'not made')!r})"
 
     def __copy__(self) -> PrivacyBudgetCallbackHandler:
         return self
@@ -228,7 +251,7 @@ def get_privacy_budget_callback(
     adjacency: Adjacency = "add_remove",
     store: Where | None = None,
     name: str = "budget",
-    anchor: LedgerAnchor | None = None,
+    anchor: AnchorPlace | None = None,
     handler: PrivacyBudgetCallbackHandler | Budget | None = None,
 ) -> Iterator[PrivacyBudgetCallbackHandler]:
     """Makes a budget the one that components find while the block runs.
@@ -255,24 +278,31 @@ def get_privacy_budget_callback(
       >>> found is budget.budget
       True
     """
+    place, second = hidden(store), hidden(anchor)
+    del store, anchor  # crash reporters show the variables of a frame that raises
     given = [limit for limit in (epsilon, delta) if limit is not None]
-    alone = handler is not None and not given and store is None and anchor is None
-    if not alone and (handler is not None or len(given) == 1 or (store is None and not given)):
+    alone = handler is not None and not given and place() is None and second() is None
+    if not alone and (handler is not None or len(given) == 1 or (place() is None and not given)):
         msg = "get_privacy_budget_callback: expected epsilon and delta, or the store= of a ledger, or handler= alone"
         raise ConfigurationError(f"{msg}; found another choice of them.")
     if handler is not None:
         held = budget_of(handler, "handler")
         active = PrivacyBudgetCallbackHandler.from_budget(held) if isinstance(handler, Budget) else handler
-    elif store is not None and not given:
-        active = PrivacyBudgetCallbackHandler.open(store, name=name, anchor=anchor)
     else:
-        limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
-        active = PrivacyBudgetCallbackHandler(**limits, store=store, name=name, anchor=anchor)
+        active = _active(place, second, name, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency})
     token = _ACTIVE.set(active)
     try:
         yield active
     finally:
         _ACTIVE.reset(token)
+
+
+def _active(
+    place: Callable[[], Any], second: Callable[[], Any], name: str, limits: dict[str, Any]
+) -> PrivacyBudgetCallbackHandler:
+    if limits["epsilon"] is None:
+        return PrivacyBudgetCallbackHandler.open(place(), name=name, anchor=second())
+    return PrivacyBudgetCallbackHandler(**limits, store=place(), name=name, anchor=second())
 
 
 def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> Budget:

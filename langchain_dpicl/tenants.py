@@ -20,6 +20,7 @@ from langchain_core.runnables import ConfigurableFieldSpec
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.amounts import is_written
 
 TENANT = "tenant"
 """Key of the tenant's name in `config["configurable"]`."""
@@ -101,6 +102,8 @@ class Tenants:
         name = "" if name is None else name
         if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise fail(TENANT, f"a text of at most {_MOST_NAME} characters", type(name).__name__)
+        if not is_written(name):
+            raise fail(TENANT, "a text that can be written as UTF-8", "half of a character", "Decode the name anew.")
         caps = [self.max_queries, None if cap is None else check_int(TENANT_CAP, cap, low=0)]
         return Tenant(name, min((limit for limit in caps if limit is not None), default=None))
 

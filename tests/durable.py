@@ -133,7 +133,7 @@ class DictAnchor:
         if "write" in self.faults:
             raise self.faults["write"]
         self.log.append((ledger_id, seq))
-        known = self.known.get(ledger_id, (0, ""))
+        known = self.known.get(ledger_id, (-1, ""))
         if known[0] == seq and known[1] != head:
             raise LedgerRollbackError("two lines of one number")
         if known[0] < seq:

@@ -54,3 +54,8 @@ def check_name(name: str, value: Any) -> str:
     if not ok:
         raise fail(name, f"a printable string of 1 to {MAX_NAME_LENGTH} characters", value)
     return str(value)
+
+
+def is_written(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.amounts import exact
-from langchain_dpicl.privacy.anchored import read_anchor, write_anchor
+from langchain_dpicl.privacy.anchored import never_seen, read_anchor, write_anchor
 from langchain_dpicl.privacy.ledger_state import BIND, RESERVE, SEAL, LedgerState, Slot, allowance, unit_cost
 from langchain_dpicl.privacy.refusals import check_same_terms, check_tenant, exceeded, too_few
 from langchain_dpicl.privacy.stores import (
@@ -108,7 +108,8 @@ class Desk:
         self._locks = {self._pid: self._lock}  # by process
         self._state = LedgerState(header)
         self._seen = (0, "")  # number and hash of the last line that stood, kept when the state is read anew
-        self._anchored = (0, "")  # the anchor's line that was last found on the chain
+        self._anchored = (-1, "")  # the anchor's line that was last found on the chain
+        self._adopts = False  # whether an anchor that does not know the ledger is taken all the same
         self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed and may stand all the same
         self._agreed: dict[str, tuple[Component, Component]] = {}
         self._outages = 0
@@ -129,17 +130,24 @@ class Desk:
                 self._state, self._lock = LedgerState(self.header), lock
                 self._pid = here  # last: other threads of the child wait above until then
 
-    def open(self) -> None:
+    def open(self, *, adopt_anchor: bool = False) -> None:
         """Reads the whole ledger, and brings an anchor that lags behind up to its last line.
+
+        Args:
+          adopt_anchor: the anchor is new to this ledger, or has missed so much that its last line is taken at once.
 
         Raises:
           LedgerError: the ledger is broken, or cannot be read.
-          LedgerRollbackError: a line that the anchor knows is not on it.
+          LedgerRollbackError: a line that the anchor knows is not on it, or the anchor has never seen the ledger.
         """
         with self.lock:
-            state = self.refresh()
-            if self.anchor is not None and self._anchored[0] < state.seq:
-                self._anchor_last_line(self.anchor)
+            self._adopts = adopt_anchor
+            try:
+                state = self.refresh()
+                if self.anchor is not None and self._anchored[0] < state.seq:
+                    self._anchor_last_line(self.anchor)
+            finally:
+                self._adopts = False
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line.
@@ -195,14 +203,17 @@ class Desk:
         # The anchor first: meanwhile others may go on, never back.
         known = read_anchor(self.anchor, self.header.ledger_id)
         self._catch_up(source)
-        if known is not None and known != self._anchored:
+        if known is None and self._adopts:
+            return
+        if known is None or known != self._anchored:
             self._check_known(known, self.anchor, source)
-            self._anchored = known
 
     def _check_known(
-        self, known: tuple[int, str], anchor: LedgerAnchor, source: LedgerStore | LedgerTransaction
+        self, known: tuple[int, str] | None, anchor: LedgerAnchor, source: LedgerStore | LedgerTransaction
     ) -> None:
-        """Refuses a ledger without the line that the anchor knows."""
+        """Refuses a ledger that the anchor does not know, or without the line that it knows."""
+        if known is None:
+            raise never_seen(anchor, self.header.ledger_id)
         if self._head_at(known[0], source) != known[1]:
             msg = (
                 f"ledger {self.header.ledger_id}: expected line {known[0]} as the anchor knows it "
@@ -210,6 +221,7 @@ class Desk:
                 "went on elsewhere, took the ledger's place: nothing is granted on it. Bring the ledger itself back."
             )
             raise LedgerRollbackError(msg)
+        self._anchored = known
 
     def _head_at(self, seq: int, source: LedgerStore | LedgerTransaction) -> str | None:
         """Returns the hash of a line that was read, None where there is none of that number."""
@@ -221,10 +233,24 @@ class Desk:
         return later[0].hash if later else None
 
     def _anchor_last_line(self, anchor: LedgerAnchor) -> None:
-        """Remembers in the anchor what the ledger holds by now."""
-        last = self._state.seq, self._state.head
-        write_anchor(anchor, self.header.ledger_id, last)
-        self._anchored = last
+        """Remembers in the anchor what the ledger holds by now, and looks whether it does.
+
+        Line by line: of two copies that go on at the same moment, one meets the other's line of the same number.
+        """
+        name, last = self.header.ledger_id, (self._state.seq, self._state.head)
+        first = self._anchored[0] + 1
+        if not self._adopts and first < last[0]:
+            for record in self.store.records(max(first - 1, 0))[: last[0] - max(first, 1)]:
+                write_anchor(anchor, name, (record.seq, record.hash))
+        write_anchor(anchor, name, last)
+        known = read_anchor(anchor, name)
+        if known is not None and known[0] < last[0]:
+            msg = f"anchor: expected line {last[0]} in {anchor.description}, where it was written, found {known[0]}."
+            raise LedgerUnavailableError(f"{msg} Nothing is granted; what the ledger holds stays charged.")
+        if known != last:
+            self._catch_up(self.store)  # others may have gone on, in this ledger or in a copy
+            self._check_known(known, anchor, self.store)
+        self._anchored = known or last
 
     def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
         known = self._state
@@ -260,7 +286,7 @@ class Desk:
             for record in self.store.records(0):
                 fresh.apply(record)
             self.refresh()
-            if known is not None and self.anchor is not None:
+            if self.anchor is not None:
                 self._check_known(known, self.anchor, self.store)
 
     def bind(self, declaration: Mapping[str, Any], attach: Callable[[str], object]) -> None:

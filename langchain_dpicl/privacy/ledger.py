@@ -14,6 +14,7 @@ from typing import Any
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy.anchored import check_anchor, write_anchor
 from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger_state import OpenReservation
@@ -47,6 +48,7 @@ class Budget(Uncopyable):
         makes no ledger: it holds one, or is refused.
       name: public name for reports.
       anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
+      adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused. Once, to add one.
 
     Raises:
       ConfigurationError: an argument is out of range.
@@ -70,6 +72,7 @@ class Budget(Uncopyable):
         store: LedgerStore | None = None,
         name: str = "budget",
         anchor: LedgerAnchor | None = None,
+        adopt_anchor: bool = False,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -78,27 +81,29 @@ class Budget(Uncopyable):
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
         )
-        self._store: LedgerStore = InMemoryStore() if store is None else store
-        found = self._store.header() or self._store.create(wanted)
+        self._store: LedgerStore = InMemoryStore() if store is None else _checked(store)
+        found = self._store.header() or _created(self._store, wanted, check_anchor(anchor))
         limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(found, f) != getattr(wanted, f)]
         if limits:
-            msg = f"store: expected a ledger with the limits given, found other {limits}. Use Budget.open(store)."
-            raise PrivacyBudgetMismatchError(msg)
-        self._desk = Desk(self._store, found, anchor)
+            msg = f"store: expected a ledger with the limits given, found other {limits}."
+            advice = "Take its own: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
+            raise PrivacyBudgetMismatchError(f"{msg} {advice}")
+        self._desk = Desk(self._store, found, check_anchor(anchor))
         self._promises = Promises(self._desk)
-        self._desk.open()
+        self._desk.open(adopt_anchor=adopt_anchor)
 
     @classmethod
-    def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None) -> Budget:
+    def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None, adopt_anchor: bool = False) -> Budget:
         """Opens the ledger that a store holds, with its own limits.
 
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
-          LedgerRollbackError: a line that the anchor knows is not on it.
+          LedgerRollbackError: the anchor does not know the ledger, or knows a line that is not on it.
         """
-        header = store.header()
+        header = _checked(store).header()
         if header is None:
-            raise LedgerError("store: expected a ledger, found none. Create one with Budget(epsilon=, delta=, store=).")
+            msg = "store: expected a ledger, found none. Make one: PrivacyBudgetCallbackHandler.create(path, epsilon=,"
+            raise LedgerError(f"{msg} delta=), or Budget(epsilon=, delta=, store=) with a store just made.")
         return cls(
             epsilon=header.epsilon,
             delta=header.delta,
@@ -106,6 +111,7 @@ class Budget(Uncopyable):
             store=store,
             name=header.name,
             anchor=anchor,
+            adopt_anchor=adopt_anchor,
         )
 
     @property
@@ -356,10 +362,26 @@ class Budget(Uncopyable):
         return Component(name=name, kind=kind, epsilon=epsilon, delta=at, implementation_delta=gap).as_pool()
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_desk"):
+            return "Budget(not made)"
         return (
             f"Budget(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, adjacency={self.adjacency!r}, "
             f"ledger={self._store.description})"
         )
+
+
+def _checked(store: Any) -> LedgerStore:
+    if isinstance(store, LedgerStore) and not isinstance(store, type):
+        return store
+    found = f"the class {store.__name__}" if isinstance(store, type) else type(store).__name__
+    raise fail("store", "a LedgerStore", found, "PrivacyBudgetCallbackHandler.open takes paths and addresses.")
+
+
+def _created(store: LedgerStore, wanted: LedgerHeader, anchor: LedgerAnchor | None) -> LedgerHeader:
+    """Writes the header, and before it tells the anchor: a ledger that stands without its anchor would be refused."""
+    if anchor is not None:
+        write_anchor(anchor, wanted.ledger_id, (0, wanted.digest))
+    return store.create(wanted)
 
 
 __all__ = [

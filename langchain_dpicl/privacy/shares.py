@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, check_positive, fail
-from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, round_down
+from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, is_written, round_down
 from langchain_dpicl.privacy.desk import Desk, Standing
 from langchain_dpicl.privacy.events import Event, GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
@@ -263,6 +263,8 @@ class Share(_Holding):
         check_int("count", count, low=1)
         if tenant is not None and (not isinstance(tenant, str) or len(tenant) > MAX_NAME_LENGTH):
             raise fail("tenant", f"a text of at most {MAX_NAME_LENGTH} characters", type(tenant).__name__)
+        if tenant is not None and not is_written(tenant):
+            raise fail("tenant", "a text that can be written as UTF-8", "half of a character", "Decode it anew.")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
         slot, refundable = (template, label), ticket.refundable

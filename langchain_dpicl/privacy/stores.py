@@ -14,17 +14,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.events import canonical_json
 
 LEDGER_FORMAT = 1
+
+T = TypeVar("T")
 
 _parsed = json.JSONDecoder().raw_decode
 
@@ -256,6 +258,11 @@ class LedgerAnchor(Protocol):
 
     def write(self, ledger_id: str, seq: int, head: str) -> None:
         """Remembers line `seq` with hash `head`, durably, unless a later one is known."""
+
+
+def hidden(value: T) -> Callable[[], T]:
+    """Puts what may hold a password where neither a repr nor the variables of a frame show it."""
+    return lambda: value
 
 
 class InMemoryStore:

@@ -7,9 +7,12 @@ Knows no budget rule, no component and no record. A store is made once (`new_sto
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.stores import hidden
 from langchain_dpicl.stores.anchors import FileAnchor
 from langchain_dpicl.stores.sqlite import SQLiteStore
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 _SCHEMES = ("postgresql://", "postgres://")
 _ON_DEMAND = ("PostgresAnchor", "PostgresStore")
+# Two letters at least: one is a drive.
+_ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+_KEYWORD = re.compile(r"\b(host|hostaddr|dbname|password|user|service)\s*=", re.IGNORECASE)
 
 
 def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteStore | PostgresStore:
@@ -29,11 +35,12 @@ def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLite
 
     Raises:
       LedgerError: no ledger of that name is there, or it cannot be read; nothing is made.
-      ConfigurationError: the packages for PostgreSQL are missing.
+      ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
     """
-    if isinstance(where, str) and where.startswith(_SCHEMES):
-        return _postgres().open(where, name=name)
-    return SQLiteStore(where, name=name)
+    place, where = hidden(where), ""
+    if is_address(as_place(place())):
+        return _postgres().open(str(place()), name=name)
+    return SQLiteStore(place(), name=name)
 
 
 def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteStore | PostgresStore:
@@ -45,11 +52,64 @@ def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteS
 
     Raises:
       LedgerError: a ledger of that name is there already, or the place cannot be written.
-      ConfigurationError: the packages for PostgreSQL are missing.
+      ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
     """
-    if isinstance(where, str) and where.startswith(_SCHEMES):
-        return _postgres().new(where, name=name)
-    return SQLiteStore.new(where, name=name)
+    place, where = hidden(where), ""
+    if is_address(as_place(place())):
+        return _postgres().new(str(place()), name=name)
+    return SQLiteStore.new(place(), name=name)
+
+
+def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
+    """Returns the anchor that is in a file, or behind an address that starts with `postgresql://`.
+
+    Raises:
+      ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
+      LedgerError: no anchor is there.
+    """
+    place, where = hidden(where), ""
+    if is_address(as_place(place())):
+        return _postgres_anchor()(str(place()))
+    return FileAnchor(place())
+
+
+def made_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
+    """Returns the anchor at `where`, which is made if there is none; errors as `open_anchor`."""
+    place, where = hidden(where), ""
+    if is_address(as_place(place())):
+        return _postgres_anchor().new(str(place()))
+    return FileAnchor(place()) if Path(place()).exists() else FileAnchor.new(place())
+
+
+def as_place(where: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Returns `where` as it is, if it is a path or an address that is understood here.
+
+    An address that is spelled otherwise is no path: a file of that name would show its password. A path with an equals
+    sign that looks like one begins with `/` or `./`.
+
+    Raises:
+      ConfigurationError: it is neither; the message does not quote it.
+    """
+    given, where = hidden(where), ""  # crash reporters show the variables of a frame that raises
+    if not isinstance(given(), (str, os.PathLike)) or not isinstance(os.fspath(given()), str):
+        msg = f"expected a path, or an address such as postgresql://host/database, found {type(given()).__name__}."
+        raise ConfigurationError(f"store: {msg}")
+    if is_address(given()) or not _looks_like_address(os.fspath(given())):
+        return given()
+    raise ConfigurationError(
+        "store: expected a path, or an address that starts with postgresql:// (nothing before it, small letters, no "
+        "driver), found one of another spelling, which is not shown as it may hold a password. Write "
+        "postgresql://user@host:5432/database. A file whose path has such words is written with ./ or / in front."
+    )
+
+
+def is_address(where: str | os.PathLike[str]) -> bool:
+    """Whether it is the address of a PostgreSQL database, spelled as it is understood here."""
+    return isinstance(where, str) and where.startswith(_SCHEMES)
+
+
+def _looks_like_address(text: str) -> bool:
+    return bool(_ADDRESS.match(text) or (not text.startswith(("/", "./", "../")) and _KEYWORD.search(text)))
 
 
 def _postgres() -> type[PostgresStore]:
@@ -66,6 +126,13 @@ def _postgres() -> type[PostgresStore]:
     )
 
 
+def _postgres_anchor() -> type[PostgresAnchor]:
+    _postgres()
+    from langchain_dpicl.stores.postgres import PostgresAnchor
+
+    return PostgresAnchor
+
+
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -75,4 +142,12 @@ def __getattr__(name: str) -> Any:
     return getattr(postgres, name)
 
 
-__all__ = ["FileAnchor", "PostgresAnchor", "PostgresStore", "SQLiteStore", "new_store", "open_store"]
+__all__ = [
+    "FileAnchor",
+    "PostgresAnchor",
+    "PostgresStore",
+    "SQLiteStore",
+    "as_place",
+    "new_store",
+    "open_store",
+]

@@ -195,9 +195,12 @@ class Link:
         return kind(f"{found} Nothing is granted. {advice}")
 
     def close(self) -> None:
-        """Closes this process's connection; nothing can be asked afterwards. Again: nothing happens."""
+        """Closes this process's connection when its turn comes; nothing can be asked afterwards. Again: nothing."""
         self.closed = True
-        _close(self._hands)
+        hand = self._hands.get(os.getpid())
+        if hand is not None:
+            with hand.lock:  # the thread whose turn it is keeps its connection to the end
+                hand.drop()
 
 
 class Turn:
@@ -233,12 +236,13 @@ class Turn:
         wanted = "the ledger within its time limits"
         if self._hand.connection is not None and not _is_idle(self._hand.connection):
             self._hand.drop()  # closed by the server, or left behind by an interrupt
-        if self._hand.connection is not None:
+        connection = self._hand.connection
+        if connection is not None:
             try:
                 return self._ask(queries)[0]
             except psycopg.Error as error:
-                lost = isinstance(error, _LOST) or self._hand.connection.closed
-                fault = self._link.fault(wanted, error)
+                fault, lost = self._link.fault(wanted, error), isinstance(error, _LOST)
+            lost = lost or connection.closed
             self._hand.drop()
             if not lost:
                 raise fault

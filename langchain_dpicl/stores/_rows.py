@@ -89,11 +89,17 @@ def header_text(header: LedgerHeader) -> str:
 
 
 def _object_of(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object, or None if it is none whose hash can be taken: no NaN, no lone half of a character."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = json.loads(text, parse_constant=_refuse)
+        canonical_json(data).encode()  # 1e400 is read as infinity; too deep a nesting is found here, too
+    except (ValueError, TypeError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(name)
 
 
 class View:

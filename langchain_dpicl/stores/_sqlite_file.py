@@ -109,6 +109,9 @@ _PASSING = frozenset(
 """What keeps a sound ledger from being used now."""
 
 
+_UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
+
+
 class Place(NamedTuple):
     """Which file a path names, whatever it is called."""
 
@@ -135,6 +138,8 @@ def _fault(path: Path, code: int, words: str) -> LedgerError:
         return LedgerUnavailableError(f"ledger {path}: locked ({words}). Nothing is granted. {advice}")
     if code in _PASSING:
         advice = "Look at the disk, its free space and the permissions of the file and its folder; then try again."
+        if code in _UNWRITABLE:
+            advice += " Where nothing can be written, read a file that `dpicl ledger export` made of it elsewhere."
         return LedgerUnavailableError(f"ledger {path}: cannot be used now ({words}). Nothing is granted. {advice}")
     return LedgerError(f"ledger {path}: broken or foreign ({words}). Nothing is granted; restore an untouched copy.")
 
@@ -146,6 +151,15 @@ def place_of(path: Path) -> Place:
       LedgerUnavailableError: none, or its folder cannot be read.
     """
     found = _stat(path)
+    return Place(found.st_dev, found.st_ino)
+
+
+def found_at(path: Path) -> Place | None:
+    """Returns which file `path` names, or None where it names none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
     return Place(found.st_dev, found.st_ino)
 
 
@@ -272,6 +286,11 @@ def _connected(path: Path, *, timeout: float) -> Iterator[sqlite3.Connection]:
 
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     found = _number(connection, "application_id")
+    if not found and not _schema(connection):
+        raise LedgerError(
+            f"ledger {path}: expected a ledger's file, found one without tables: its making was cut short, or is "
+            "going on. If it stays so, remove it and make it anew."
+        )
     if found != _APPLICATION_ID:
         raise LedgerError(f"ledger {path}: expected a ledger's file, found another database. Check the path.")
 

@@ -3,6 +3,9 @@
 Knows no ledger. A process that forks while a file is open hands SQLite's notes on its locks to the child, which then
 believes in locks that it does not hold, whichever connection it opens; the parent may remove the very log that the
 child writes to. So every file is closed before a fork, and what could not be closed is refused in the child.
+
+A process that opens and closes a file by hand drops its own locks on it. Others may then remove the log under an open
+connection, which goes on writing to a file without a name. So the log is looked at before and after each commit.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.stores._sqlite_file import Place, errors_of, open_file, place_of
+from langchain_dpicl.stores._sqlite_file import Place, errors_of, found_at, open_file, place_of
 
 
 class Link:
     """A connection that is opened anew where the path names another file, and in a child forked between transactions.
+
+    A connection whose log is no longer the one beside the file is given up, with all others of this process on that
+    file: they share what SQLite knows of the log, so that only the last one's end makes it look anew.
 
     Args:
       path: the file, links resolved.
@@ -35,11 +41,12 @@ class Link:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
         self.place: Place | None = None
+        self._log: tuple[Place | None, ...] = ()
         self._check = check
         self._is_writing = False
         self._is_closed = False
         self._pid = os.getpid()
-        _LINKS.add(self)
+        _LINKS[id(self)] = self
         with self.lock:
             self._ready()
 
@@ -66,8 +73,10 @@ class Link:
             try:
                 self._is_writing = True
                 self._run("BEGIN IMMEDIATE")
+                self._check_log()
                 yield
                 self._run("COMMIT")
+                self._check_log()
             except BaseException:
                 self._roll_back()
                 raise
@@ -126,8 +135,9 @@ class Link:
             self._pid = os.getpid()
         connection = self._own() if self.connection is not None else self._open()
         if place_of(self.path) != self.place:
-            self._drop()
+            self._give_up()
             connection = self._open()
+        self._check_log()
         if connection.in_transaction:  # left by a stop between two lines of ours
             self._roll_back()
         return self.connection or self._open()
@@ -137,11 +147,32 @@ class Link:
         connection = opened(self.path, timeout=self.timeout)
         try:
             self._check(connection)
+            self._log = _log_of(self.path)
         except BaseException:
             connection.close()
             raise
         self.connection = connection
         return connection
+
+    def _check_log(self) -> None:
+        """Gives the file up if the log beside it is not the open one, or if another file is in its place."""
+        if self.connection is None or (found_at(self.path), *_log_of(self.path)) == (self.place, *self._log):
+            return
+        self._give_up()
+        raise LedgerUnavailableError(
+            f"ledger {self.path}: expected the log that was opened with it, found another or none. Nothing is granted; "
+            "the next call opens it anew. A process that holds a ledger must not open, copy or hash its files itself, "
+            "which drops its locks: use backup."
+        )
+
+    def _give_up(self) -> None:
+        """Closes this process's connections to the file, but for those in use, which find out for themselves."""
+        for link in _links():
+            if link.place == self.place and link.lock.acquire(blocking=False):
+                try:
+                    link._drop()  # noqa: SLF001  another of this class
+                finally:
+                    link.lock.release()
 
     def _own(self) -> sqlite3.Connection:
         """Returns the connection, which has to be of this process: a child would commit on its parent's."""
@@ -174,6 +205,19 @@ class Link:
                 with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
                     connection.close()
 
+    def leave_removed_log(self, path: Path, place: Place) -> None:
+        """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
+        if self.connection is None or self.place != place or self._log == _log_of(path):
+            return
+        if not self.lock.acquire(blocking=False):
+            raise LedgerUnavailableError(
+                f"ledger {path}: its log was removed while another thread was using it. Nothing is granted; try again."
+            )
+        try:
+            self._drop()
+        finally:
+            self.lock.release()
+
     def before_fork(self) -> bool:
         """Closes the file until it is used again, unless it is in use; returns whether `lock` was taken."""
         taken = self.lock.acquire(timeout=self.timeout)
@@ -193,9 +237,16 @@ class Link:
 
 
 def opened(path: Path, *, timeout: float) -> sqlite3.Connection:
-    """Opens a ledger's file, unless this process was forked while it was in use; see `open_file`."""
-    if _LEFT_OPEN and place_of(path) in [link.place for link in _LEFT_OPEN]:
+    """Opens a ledger's file; see `open_file`.
+
+    Refuses where this process was forked while the file was in use, and where it still uses a log that was removed:
+    SQLite would take that one for the log of the new connection.
+    """
+    place = place_of(path)
+    if place in [link.place for link in _LEFT_OPEN]:
         raise _forked_inside(path)
+    for link in _links():
+        link.leave_removed_log(path, place)
     return open_file(path, timeout=timeout)
 
 
@@ -206,24 +257,45 @@ def _forked_inside(path: Path) -> LedgerError:
     )
 
 
-_LINKS: weakref.WeakSet[Link] = weakref.WeakSet()
+_LINKS: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
 _LEFT_OPEN: list[Link] = []
-_AT_REST: list[Link] = []
+
+
+class _Forking(threading.local):
+    """The links that this thread holds for the fork that it makes; two threads may fork at once."""
+
+    def __init__(self) -> None:
+        self.at_rest: list[Link] = []
+
+
+_FORKING = _Forking()
+
+
+def _links() -> list[Link]:
+    """Returns the links of this process in one order for all threads: those that take several wait for no circle."""
+    return sorted((link for link in [found() for found in _LINKS.valuerefs()] if link is not None), key=id)
+
+
+def _log_of(path: Path) -> tuple[Place | None, Place | None]:
+    """Returns which files are the log of `path` and its index now."""
+    return found_at(Path(f"{path}-wal")), found_at(Path(f"{path}-shm"))
 
 
 def _before_fork() -> None:
-    _AT_REST.extend(link for link in list(_LINKS) if link.before_fork())
+    for link in _links():
+        if link.before_fork():
+            _FORKING.at_rest.append(link)
 
 
 def _in_parent() -> None:
-    while _AT_REST:
-        _AT_REST.pop().lock.release()
+    while _FORKING.at_rest:
+        _FORKING.at_rest.pop().lock.release()
 
 
 def _in_child() -> None:
-    at_rest = set(_AT_REST)
-    _AT_REST.clear()
-    for link in list(_LINKS):
+    at_rest = set(_FORKING.at_rest)
+    _FORKING.at_rest.clear()
+    for link in _links():
         link.in_child(was_at_rest=link in at_rest)
 
 

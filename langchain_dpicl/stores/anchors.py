@@ -1,7 +1,6 @@
 """An anchor in a file: how far each ledger has come, kept where a restored backup does not reach. Knows no ledger.
 
-Put the file on another disk, or under another owner, than the ledger: an anchor that is restored together with its
-ledger tells nothing.
+Put the file on another disk than the ledger: an anchor that is restored together with its ledger tells nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl._released_files import write_whole
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_positive
 from langchain_dpicl.privacy.events import canonical_json
@@ -35,8 +35,12 @@ class FileAnchor:
       - Over all processes of this host, a ledger's line number never goes down, and a line once written never gets
         another hash.
 
+    It protects from an older copy of the ledger, restored by mistake, if it is on another disk. It does not protect
+    from somebody who may write to both files, and whoever spends must be able to: against that use `PostgresAnchor`
+    under another role than the owner of its table.
+
     Args:
-      path: the file.
+      path: the file. Its mode and owner stay as they are, as far as the writer may give a file away.
       timeout: seconds to wait for other writers.
 
     Raises:
@@ -117,7 +121,7 @@ class FileAnchor:
 
     def _save(self, known: dict[str, Head]) -> None:
         try:
-            write_whole(self._path, _text(known))
+            _replace(self._path, _text(known))
             sync_folder(self._path)
         except OSError as error:
             fault = _unavailable(self._path, error)
@@ -133,7 +137,12 @@ class FileAnchor:
             with self._opened() as number:
                 # Whoever wrote meanwhile put a new file in its place: the lock of the old one is worth nothing.
                 if self._lock(number):
-                    yield
+                    owner = os.getpid()
+                    try:
+                        yield
+                    finally:
+                        if os.getpid() == owner:
+                            _unlock(number)
                     return
             if time.monotonic() > end:
                 raise LedgerUnavailableError(f"anchor {self._path}: locked by another process. Nothing is granted.")
@@ -170,6 +179,31 @@ def _flock(number: int) -> None:
     except ModuleNotFoundError:
         raise ConfigurationError("anchor: expected a system with file locks (fcntl). Use PostgresAnchor.") from None
     fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(number: int) -> None:
+    """Gives the lock back: closing alone leaves it with a child that was forked meanwhile."""
+    import fcntl
+
+    fcntl.flock(number, fcntl.LOCK_UN)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts a file in place of the one at `path`, with its mode, and its group and owner where they may be given."""
+    old = path.stat()
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("x", encoding="ascii", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            for user, group in ((-1, old.st_gid), (old.st_uid, -1)):
+                with contextlib.suppress(PermissionError):  # only root gives a file to another owner
+                    os.fchown(file.fileno(), user, group)
+            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _text(known: dict[str, Head]) -> str:

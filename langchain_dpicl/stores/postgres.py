@@ -104,7 +104,8 @@ class _Place:
 class PostgresStore(_Place):
     """A ledger in a PostgreSQL database, shared by processes and hosts; one database holds many.
 
-    Nothing is made on the way: `setup()` makes the tables and `new` a ledger, once. Another role than the tables'
+    Nothing is made on the way: `setup()` makes the tables and `new` a ledger, once; a store that was opened writes no
+    limits, unless `may_create` is set on purpose to finish what a stopped process began. Another role than the tables'
     owner needs SELECT, INSERT and UPDATE on `dpicl_ledgers`, SELECT and INSERT on `dpicl_lines`, SELECT on
     `dpicl_migrations`, and no more.
 
@@ -122,6 +123,9 @@ class PostgresStore(_Place):
       schema: where its tables are.
       timeout: seconds to wait for a connection, a lock, an answer.
 
+    Attributes:
+      may_create: whether `create` may write limits.
+
     Raises:
       ConfigurationError: an argument is out of range.
 
@@ -136,6 +140,7 @@ class PostgresStore(_Place):
         secret, conninfo = hidden(conninfo), ""  # crash reporters show the variables of a frame that raises
         self._name = check_name("name", name)
         super().__init__(secret, schema=schema, timeout=timeout)
+        self.may_create = False
         self._known: tuple[tuple[str, str], LedgerHeader] | None = None
         query = self._tables.query
         self._row, self._last, self._lines = (query(text) for text in (_ROW, _LAST, _LINES))
@@ -177,6 +182,7 @@ class PostgresStore(_Place):
         secret, conninfo = hidden(conninfo), ""
         store = cls(secret(), name=name, schema=schema, timeout=timeout)
         store._migrate(old_ones=False)
+        store.may_create = True
         with store._link.turn() as turn:
             if not turn.begin([(store._tables.query(_NEW), [name])])[0]:
                 raise LedgerError(f"{store.description}: expected no ledger of that name, found one. Open it instead.")
@@ -189,9 +195,18 @@ class PostgresStore(_Place):
         return f"{self._link.place}, ledger {self._name!r} in schema {self._tables.schema}"
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Writes `header` unless one is there; returns the one that stands."""
+        """Writes `header` unless one is there; returns the one that stands.
+
+        Raises:
+          LedgerError: none is there, and the store was opened and not made: limits that were there are lost.
+        """
         with self._link.turn() as turn:
             found, _ = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if found is None and not self.may_create:
+                raise LedgerError(
+                    f"{self.description}: expected limits, found room for some; opening begins none. Restore an "
+                    "untouched copy; `dpicl ledger create` finishes one whose making stopped half-way."
+                )
             if found is None:
                 values = [header_text(header), header.digest, header.digest, self._name]
                 self._check_counts(turn.commit((self._tables.query(_CREATE), values)), 1)

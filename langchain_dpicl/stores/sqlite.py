@@ -33,6 +33,9 @@ _HEAD = (
 class SQLiteStore:
     """One ledger of a SQLite file. Opening makes nothing; `SQLiteStore.new` does.
 
+    A store that was opened does not begin a ledger, even where there is room for one: only one made by `new` does, or
+    one whose `may_create` was set on purpose, to finish what a stopped process began.
+
     Threads may share it. A child forked outside a transaction opens the file for itself; one forked inside is refused.
 
     Formal guarantees:
@@ -42,12 +45,17 @@ class SQLiteStore:
         that names another file than before is opened anew, with all checks.
       - If the disk fails in a commit, a `LedgerUnavailableError` is raised, and the lines may stand.
 
-    Copy the file by `backup`: a copy of the file alone lacks what is still in its log.
+    Copy the file by `backup`: a copy of the file alone lacks what is still in its log. A process that holds a ledger
+    must not open, copy or hash the file or its log itself: on POSIX systems that drops its locks, and another process
+    may then remove the log that it writes to. Where that happens the next call is refused, and nothing is granted.
 
     Args:
       path: the file; links to it are resolved, so that every name of it is the same ledger.
       name: which of the file's ledgers; they do not see each other.
       timeout: seconds to wait for other processes; many that share a ledger need the 60.
+
+    Attributes:
+      may_create: whether `create` may write a header.
 
     Raises:
       LedgerError: it is no ledger's file, or holds no ledger of that name.
@@ -67,6 +75,7 @@ class SQLiteStore:
         self._path = Path(os.path.realpath(path))
         self._name = check_name("name", name)
         self._timeout = check_positive("timeout", timeout)
+        self.may_create = False
         self._number = 0
         self._view: View | None = None
         self._link = Link(self._path, timeout=self._timeout, check=self._find)
@@ -90,7 +99,9 @@ class SQLiteStore:
         if not added:
             advice = "Open it, or give the new one another name."
             raise LedgerError(f"ledger {where}: expected no ledger named {name!r}, found one. {advice}")
-        return cls(where, name=name, timeout=timeout)
+        store = cls(where, name=name, timeout=timeout)
+        store.may_create = True
+        return store
 
     @property
     def path(self) -> Path:
@@ -108,14 +119,27 @@ class SQLiteStore:
         return f"SQLite file {self._path.name}, ledger {self._name!r}"
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Writes `header` if there is none yet; returns the one that stands (the first writer wins)."""
+        """Writes `header` if there is none yet; returns the one that stands (the first writer wins).
+
+        Raises:
+          LedgerError: there is none, and the store was opened and not made: its header may have been lost.
+        """
         with self._link.writing():
             found = self._rows().header()
             if found is None:
+                self._check_may_create()
                 self._rows().begin(header)
         if found is None:
             self._link.settle()  # who the ledger is must not be in the log alone, which a careless copy leaves behind
         return found or header
+
+    def _check_may_create(self) -> None:
+        if not self.may_create:
+            raise LedgerError(
+                f"ledger {self._path}: expected a ledger with limits, found only room for one ({self._name!r}), and "
+                "opening begins none. Restore a whole copy if limits were there; if its making stopped half-way, "
+                "`dpicl ledger create` finishes it."
+            )
 
     def header(self) -> LedgerHeader | None:
         """Returns the header, or None before `create`."""

@@ -264,6 +264,17 @@ class DurableStoreContract(StoreContract):
                 self.opened(store, "other").header()
         assert self.beside(store, "other").header() is None
 
+    def test_an_opened_store_begins_no_ledger_unless_that_is_said(self, empty: LedgerStore) -> None:
+        again = self.reopen(empty)
+        with pytest.raises(LedgerError, match="opening begins none"):
+            again.create(header())
+        with pytest.raises(LedgerError, match="opening begins none"):
+            Budget(epsilon=1.0, delta=1e-6, store=self.reopen(empty))
+        assert empty.header() is None
+        again.may_create = True  # type: ignore[attr-defined]
+        assert again.create(header("b")).ledger_id == "b"
+        assert self.reopen(empty).create(header()).ledger_id == empty.create(header()).ledger_id == "b"
+
     def test_a_ledger_is_made_once(self, store: LedgerStore) -> None:
         self.beside(store, "other").create(header("b"))
         with pytest.raises(LedgerError, match="other"):

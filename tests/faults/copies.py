@@ -110,7 +110,7 @@ def _fork(scene: Path, count: Count) -> None:
     refused(lambda: budget.check_receipt(theirs), "a receipt of the other copy")
     refused(lambda: twin.check_receipt(ours), "a receipt of the other copy")
     anchor = FileAnchor.new(scene / "anchor.json")
-    Budget.open(first.open(), anchor=anchor)
+    Budget.open(first.open(), anchor=anchor, adopt_anchor=True)
     refused(lambda: Budget.open(second.open(), anchor=anchor), "an anchor that both copies have")
     count.seen["forks: told by receipts and anchor"] += 1
     budget.close()

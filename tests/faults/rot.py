@@ -132,7 +132,7 @@ def _forge(folder: Path, sound: bytes, count: Count) -> None:
     path, anchor = folder / "forged.db", FileAnchor.new(folder / "anchor.json")
     path.write_bytes(sound)
     with contextlib.closing(SQLiteStore(path)) as store:
-        budget = Budget.open(store, anchor=anchor)
+        budget = Budget.open(store, anchor=anchor, adopt_anchor=True)
         last = store.records()[-1]
         receipt = {"ledger_id": budget.ledger_id, "entry": last.seq, "entry_hash": last.hash}
     forged = next_record(last.seq - 1, last.prev, last.kind, {**last.body, "count": 4})

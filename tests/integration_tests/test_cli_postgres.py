@@ -63,6 +63,12 @@ def test_an_anchor_may_live_in_postgresql(address: str, tmp_path: Path, capsys: 
     assert main(["ledger", "verify", str(path), "--anchor", address]) == 1
     assert main(["ledger", "create", str(path), "--epsilon", "4", "--delta", "1e-6", "--anchor", address]) == 0
     assert main(["ledger", "backup", str(path), str(copy)]) == 0
+    other = tmp_path / "other.db"
+    assert main(["ledger", "create", str(other), "--epsilon", "4", "--delta", "1e-6"]) == 0
+    assert main(["ledger", "verify", str(other), "--anchor", address]) == 1
+    for _ in range(2):
+        assert main(["ledger", "anchor", str(other), "--anchor", address]) == 0
+    assert main(["ledger", "verify", str(other), "--anchor", address]) == 0
     with open_store(path) as store:
         spend(Budget.open(store, anchor=PostgresAnchor(address)))
     assert main(["ledger", "verify", str(path), "--anchor", address]) == 0

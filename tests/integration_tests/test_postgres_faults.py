@@ -7,6 +7,7 @@ import functools
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -187,6 +188,51 @@ class TestLocks:
             signal.signal(signal.SIGALRM, previous)
         add(store, 3)
         assert numbers(store) == [1, 3]
+
+
+class TestClosing:
+    """A thread that is at work keeps its connection to the end of its turn."""
+
+    def test_it_waits_for_the_thread_that_has_its_turn(self, where: Where) -> None:
+        store, inside, close = where.store(), threading.Event(), threading.Event()
+
+        def work() -> None:
+            with store.transaction() as view:
+                inside.set()
+                assert close.wait(60)
+                time.sleep(SOON)
+                view.append("note", {"n": 1})
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            assert inside.wait(60)
+            close.set()
+            store.close()
+            working.result()
+        assert numbers(where.store()) == [1]
+        with pytest.raises(LedgerError, match="closed"):
+            store.header()
+
+    def test_one_who_waits_for_a_lock_is_told_in_our_words(self, postgres: PostgresServer, hasty: Where) -> None:
+        store = hasty.store()
+        share = Budget.open(store).declare("c", tickets=tickets(), epsilon=1.0)
+        share.reserve("t").burn()
+        with ThreadPoolExecutor(1) as pool, TestLocks().held(postgres, hasty):
+            waiting = pool.submit(share.reserve, "t")
+            time.sleep(SOON / 3)
+            store.close()
+            error = waiting.exception()
+        assert isinstance(error, LedgerUnavailableError)
+        assert error.__cause__ is None
+        assert error.__context__ is None
+        assert hasty.kinds() == ["seal", "reserve"]
+
+    def test_inside_a_transaction_it_loses_what_was_not_committed(self, where: Where) -> None:
+        store = where.store()
+        with pytest.raises(LedgerUnavailableError, match="lost"), store.transaction() as view:
+            view.append("note", {"n": 1})
+            store.close()
+        assert numbers(where.store()) == []
 
 
 class TestLostConnections:
@@ -472,7 +518,8 @@ class TestAnchors:
     def test_an_anchor_that_is_gone_stops_all_grants(self, postgres: PostgresServer, where: Where) -> None:
         conninfo = self.ledger(postgres)
         anchor = PostgresAnchor.new(conninfo)
-        share = Budget.open(where.store(), anchor=anchor).declare("c", tickets=tickets(), epsilon=1.0)
+        budget = Budget.open(where.store(), anchor=anchor, adopt_anchor=True)
+        share = budget.declare("c", tickets=tickets(), epsilon=1.0)
         share.reserve("t").burn()
         name = conninfo.rsplit("=", 1)[1]
         postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")

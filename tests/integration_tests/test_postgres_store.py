@@ -103,6 +103,19 @@ class TestMaking:
                 store.header()
         assert PostgresStore.new(**where).header() is None
 
+    def test_who_only_opened_it_writes_no_limits(self, where: dict[str, Any]) -> None:
+        PostgresStore.new(**where).close()
+        for door in (PostgresStore, PostgresStore.from_conn_string, PostgresStore.open):
+            with door(**where) as store:
+                with pytest.raises(LedgerError, match="found room for some; opening begins none"):
+                    Budget(epsilon=1.0, delta=1e-6, store=store)
+                assert store.header() is None
+        with PostgresStore(**where) as store:
+            store.may_create = True  # on purpose, to finish what a stopped process began
+            ledger_id = Budget(epsilon=1.0, delta=1e-6, store=store).ledger_id
+        with PostgresStore(**where) as store:
+            assert Budget(epsilon=1.0, delta=1e-6, store=store).ledger_id == ledger_id
+
     def test_many_may_set_up_at_once(self, where: dict[str, Any]) -> None:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: PostgresStore(**where).setup(), range(8)))

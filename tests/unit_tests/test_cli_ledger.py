@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,21 @@ def test_bad_limits_are_refused_before_anything_is_made(options: tuple[str, ...]
     assert dpicl("create", tmp_path / "b.db", *options, "--anchor", tmp_path / "a.json") == 2
     assert dpicl.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_creation_that_is_refused_leaves_no_anchor(dpicl: Shell, file: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert dpicl("create", file, "--epsilon", 8, "--delta", 1e-6, "--anchor", tmp_path / "a2.json") == 2
+    assert "found one" in dpicl.err
+    assert dpicl("create", tmp_path / "no" / "b.db", "--epsilon", 8, "--delta", 1e-6, "--anchor", "a2.json") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_creation_whose_anchor_cannot_be_made_can_be_done_again(dpicl: Shell, tmp_path: Path) -> None:
+    create = ("create", tmp_path / "b.db", "--epsilon", 4, "--delta", 1e-6, "--anchor")
+    assert dpicl(*create, tmp_path / "no" / "a.json") == 2
+    assert dpicl(*create, tmp_path / "a.json") == 0
+    assert dpicl("verify", tmp_path / "b.db", "--anchor", tmp_path / "a.json") == 0
 
 
 def test_a_place_that_cannot_be_written_is_refused(dpicl: Shell, tmp_path: Path) -> None:
@@ -296,6 +314,27 @@ def test_a_header_with_a_number_beyond_every_float_ends_with_one(dpicl: Shell, f
     assert dpicl("show", file) == 2
 
 
+def test_a_row_that_is_no_line_is_refused_in_words(dpicl: Shell, file: Path) -> None:
+    clean = file.read_bytes()
+    for body in (
+        '{"x":NaN}',
+        '{"x":Infinity}',
+        '{"x":1e400}',
+        '{"x":"\\ud800"}',
+        "{",
+        '{"x":' + "[" * 9999 + "]" * 9999 + "}",
+    ):
+        file.write_bytes(clean)
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as database:
+            number, seq, head = database.execute("SELECT id, seq, head FROM ledgers").fetchone()
+            values = (number, seq + 1, head, "commit", body, "s", "h" * 64)
+            database.execute("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            database.execute("UPDATE ledgers SET seq = ?, head = ?", (seq + 1, "h" * 64))
+        for action, code in (("show", 2), ("export", 2), ("verify", 1)):
+            assert dpicl(action, file) == code
+            assert "no line of a ledger" in dpicl.err
+
+
 def test_verify_ends_with_one_on_a_missing_anchor_or_receipt(dpicl: Shell, file: Path, tmp_path: Path) -> None:
     for option in ("--anchor", "--receipt"):
         assert dpicl("verify", file, option, tmp_path / "none") == 1
@@ -306,6 +345,40 @@ def test_verify_ends_with_one_on_a_missing_anchor_or_receipt(dpicl: Shell, file:
     assert other.read("x") is None
     assert dpicl("verify", file, "--anchor", tmp_path / "other.json") == 1
     assert "never seen" in dpicl.err
+
+
+# --- anchor -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_anchor_that_has_never_seen_a_ledger_is_added_on_purpose(dpicl: Shell, file: Path, tmp_path: Path) -> None:
+    anchor, copy = tmp_path / "new.json", tmp_path / "copy.db"
+    FileAnchor.new(anchor)
+    assert dpicl("show", file, "--anchor", anchor) == 2
+    assert "dpicl ledger anchor" in dpicl.err
+    assert dpicl("verify", file, "--anchor", anchor) == 1
+    assert "dpicl ledger anchor" in dpicl.err
+    assert dpicl("backup", file, copy) == 0
+    for _ in range(2):
+        assert dpicl("anchor", file, "--anchor", anchor) == 0
+        assert "remembers line 8" in dpicl.out
+    assert dpicl("verify", file, "--anchor", anchor) == 0
+    with open_store(file) as store:
+        pool = Budget.open(store, anchor=FileAnchor(anchor)).gdp_pool("more", epsilon=0.25)
+        pool.reserve(mu=pool.mu)
+    assert dpicl("anchor", copy, "--anchor", anchor) == 2  # it knows better
+    assert dpicl("verify", copy, "--anchor", anchor) == 1
+    assert dpicl("verify", file, "--anchor", anchor) == 0
+
+
+def test_an_anchor_is_made_for_a_sound_ledger_alone(dpicl: Shell, file: Path, tmp_path: Path) -> None:
+    anchor, out = tmp_path / "new.json", tmp_path / "ledger.jsonl"
+    assert dpicl("export", file, "--out", out) == 0
+    for where in (tmp_path / "none.db", out, FAULTS["a changed byte"](file)):
+        assert dpicl("anchor", where, "--anchor", anchor) == 2
+        assert not anchor.exists()
+    assert dpicl("anchor", file) == 2
+    assert dpicl("anchor", file, "--anchor", anchor) == 0
+    assert dpicl("show", file, "--anchor", anchor) == 0
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
@@ -412,9 +485,7 @@ COMMANDS: list[tuple[str, ...]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "arguments", COMMANDS, ids=lambda a: "-".join(re.sub(r"[^a-z]+", " ", word)[:12] for word in a)
-)
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda a: " ".join(re.sub(r"[^a-z]+", " ", w)[:12] for w in a))
 def test_no_address_and_no_password_is_ever_printed(
     arguments: tuple[str, ...], dpicl: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +494,39 @@ def test_no_address_and_no_password_is_ever_printed(
     assert dpicl(*arguments) in {1, 2}
     assert dpicl.err
     assert SECRET not in dpicl.out + dpicl.err
+
+
+SPELLINGS = (
+    f"host=h password={SECRET}",
+    f"dbname=d host=h user={SECRET}",
+    f"postgresql+psycopg://u:{SECRET}@h/d",
+    f"POSTGRESQL://u:{SECRET}@h/d",
+    f" postgresql://u:{SECRET}@h/d",
+    f"postgresql:/u:{SECRET}@h/d",
+)
+
+
+def test_an_address_of_another_spelling_is_neither_taken_nor_printed(
+    dpicl: Shell, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    before = sorted(file.parent.iterdir())
+    limits = ("--epsilon", 1, "--delta", 1e-6)
+    for spelling in SPELLINGS:
+        for arguments in (
+            ("show", spelling),
+            ("show", file, "--plot", spelling),
+            ("verify", file, "--json", "--anchor", spelling),
+            ("verify", file, "--receipt", spelling),
+            ("export", file, "--out", spelling),
+            ("backup", file, spelling),
+            ("create", spelling, *limits),
+            ("create", "x.db", *limits, "--anchor", spelling),
+        ):
+            assert dpicl(*arguments) in {1, 2}
+            assert "address" in dpicl.out + dpicl.err
+            assert SECRET not in dpicl.out + dpicl.err
+    assert sorted(file.parent.iterdir()) == before
 
 
 def test_an_address_is_no_file(dpicl: Shell, file: Path) -> None:
@@ -450,6 +554,50 @@ def test_an_address_is_hidden_in_every_spelling() -> None:
     assert redacted("passwords.db: missing", ["passwords.db"]) == "passwords.db: missing"
 
 
+# --- the process that holds the ledger -------------------------------------------------------------------------------
+
+TRY_TO_LOCK = """
+import fcntl, os, sys
+number = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000000 + 2)
+except BlockingIOError:
+    print("held")
+else:
+    print("free")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a closed file drops no lock")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "{file}"),
+        ("show", "{file}"),
+        ("export", "{file}"),
+        ("backup", "{file}", "{file}.copy"),
+        ("show", "{file}", "--name", "other"),
+        ("verify", "{file}", "--anchor", "{file}.none"),
+        ("create", "{file}", "--epsilon", "4", "--delta", "1e-6"),
+    ],
+    ids=lambda a: "-".join(word for word in a if "{" not in word),
+)
+def test_no_command_drops_the_locks_of_a_ledger_that_this_process_holds(
+    arguments: tuple[str, ...], dpicl: Shell, file: Path
+) -> None:
+    def state() -> str:
+        command = [sys.executable, "-c", TRY_TO_LOCK, str(file)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    with open_store(file) as store:
+        store.header()
+        assert state() == "held"
+        dpicl(*(word.format(file=file) for word in arguments))
+        assert state() == "held"
+        os.close(os.open(file, os.O_RDONLY))  # what the commands do not do
+        assert state() == "free"
+
+
 # --- the command itself -----------------------------------------------------------------------------------------------
 
 
@@ -457,7 +605,7 @@ def test_ledger_needs_an_action_and_explains_itself(dpicl: Shell) -> None:
     assert dpicl() == 2
     assert "ACTION" in dpicl.err
     assert dpicl("--help") == 0
-    for name in ("create", "show", "verify", "export", "backup", "PGPASSWORD"):
+    for name in ("create", "show", "verify", "export", "anchor", "backup", "PGPASSWORD"):
         assert name in dpicl.out
     assert dpicl("verify", "--help") == 0
     assert "--receipt" in dpicl.out

@@ -122,8 +122,10 @@ def test_a_creation_that_was_stopped_halfway_is_finished_by_creating_again_and_b
     for act in (
         lambda: PrivacyBudgetCallbackHandler(**LIMITS, store=path),
         lambda: PrivacyBudgetCallbackHandler.open(path),
+        lambda: PrivacyBudgetCallbackHandler.create(SQLiteStore(path), **LIMITS),
+        lambda: Budget(**LIMITS, store=SQLiteStore(path)),
     ):
-        with pytest.raises(LedgerError, match="room for one"):
+        with pytest.raises(LedgerError, match=r"room for one|opening begins none"):
             act()
     store = SQLiteStore(path)
     assert store.header() is None
@@ -142,7 +144,11 @@ def test_a_store_of_ones_own_is_created_and_opened_like_a_path() -> None:
         PrivacyBudgetCallbackHandler.create(store, **LIMITS)
 
 
-@pytest.mark.parametrize("wrong", [5, b"budget.db", object(), ["budget.db"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [5, b"budget.db", object(), ["budget.db"], SQLiteStore, InMemoryStore],
+    ids=["number", "bytes", "object", "list", "class", "memory"],
+)
 def test_what_names_no_place_is_refused(wrong: Any) -> None:
     for act in (
         lambda: PrivacyBudgetCallbackHandler(**LIMITS, store=wrong),
@@ -205,6 +211,56 @@ def test_an_anchor_goes_with_every_door(path: Path, tmp_path: Path) -> None:
         with pytest.raises(LedgerRollbackError):
             act()
     assert share_of(PrivacyBudgetCallbackHandler.open(path).budget).remaining("t") == 9  # the documented limit
+
+
+def test_an_anchor_may_be_named_by_its_path_and_is_made_with_the_ledger(path: Path, tmp_path: Path) -> None:
+    where = tmp_path / "anchor.json"
+    for absent in (where, str(where)):
+        with pytest.raises(LedgerUnavailableError):
+            PrivacyBudgetCallbackHandler.open(InMemoryStore(), anchor=absent)
+    made = PrivacyBudgetCallbackHandler.create(path, **LIMITS, anchor=str(where))
+    share_of(made.budget).reserve("t")
+    assert FileAnchor(where).read(made.budget.ledger_id) == SQLiteStore(path).head()
+    second = PrivacyBudgetCallbackHandler.create(path, **LIMITS, name="second", anchor=where)
+    assert FileAnchor(where).read(second.budget.ledger_id) is not None
+    assert PrivacyBudgetCallbackHandler.open(path, anchor=where).budget.ledger_id == made.budget.ledger_id
+    PrivacyBudgetCallbackHandler(**LIMITS, store=path, anchor=str(where)).close()
+
+
+@pytest.mark.parametrize("fault", ["class", "number", "gone", "rotten"])
+def test_an_anchor_that_cannot_be_read_is_found_before_a_ledger_is_made(fault: str, path: Path, tmp_path: Path) -> None:
+    where = tmp_path / "anchor.json"
+    anchor: Any = {"class": FileAnchor, "number": 5}.get(fault) or FileAnchor.new(where)
+    if fault == "rotten":
+        where.write_text("{}")
+    if fault == "gone":
+        where.unlink()
+    with pytest.raises(ConfigurationError if fault in {"class", "number"} else LedgerError):
+        PrivacyBudgetCallbackHandler.create(path, **LIMITS, anchor=anchor)
+    assert not path.exists()
+
+
+def test_a_new_ledger_in_the_place_of_an_anchored_one_is_refused(path: Path, tmp_path: Path) -> None:
+    where = tmp_path / "anchor.json"
+    PrivacyBudgetCallbackHandler.create(path, **LIMITS, anchor=where).close()
+    PrivacyBudgetCallbackHandler.create(tmp_path / "new.db", **LIMITS).close()
+    (tmp_path / "new.db").replace(path)
+    for act in (
+        lambda: PrivacyBudgetCallbackHandler.open(path, anchor=where),
+        lambda: PrivacyBudgetCallbackHandler(**LIMITS, store=path, anchor=where),
+    ):
+        with pytest.raises(LedgerRollbackError, match="never"):
+            act()
+    PrivacyBudgetCallbackHandler.open(path, anchor=where, adopt_anchor=True).close()
+    PrivacyBudgetCallbackHandler.open(path, anchor=where).close()
+
+
+def test_other_limits_are_answered_with_the_door_that_takes_a_path(
+    made: PrivacyBudgetCallbackHandler, path: Path
+) -> None:
+    assert made.epsilon == 4.0
+    with pytest.raises(PrivacyBudgetMismatchError, match=r"PrivacyBudgetCallbackHandler\.open"):
+        PrivacyBudgetCallbackHandler(9.0, 1e-6, store=path)
 
 
 # -- the block -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,14 @@ def test_without_a_cap_of_the_constructor_that_of_the_config_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"tenant": 3}, {"tenant": "x" * 201}, {"tenant_max_queries": -1}, {"tenant_max_queries": True}]
+    "bad",
+    [
+        {"tenant": 3},
+        {"tenant": "x" * 201},
+        {"tenant": "\ud800"},
+        {"tenant_max_queries": -1},
+        {"tenant_max_queries": True},
+    ],
 )
 def test_names_and_caps_that_are_none_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):

@@ -264,7 +264,14 @@ def test_lines_name_a_tenant_only_where_there_is_one() -> None:
 def test_what_is_no_name_or_cap_is_refused_before_anything_is_written() -> None:
     store = InMemoryStore()
     share = taken(budget(store=store))
-    for wrong in ({"tenant": 3}, {"tenant": "x" * 201}, {"tenant_cap": -1}, {"tenant_cap": True}, {"tenant_cap": 1.5}):
+    for wrong in (
+        {"tenant": 3},
+        {"tenant": "x" * 201},
+        {"tenant": "\udc80"},
+        {"tenant_cap": -1},
+        {"tenant_cap": True},
+        {"tenant_cap": 1.5},
+    ):
         with pytest.raises(ConfigurationError):
             share.reserve("t", **wrong)
     assert records(store) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -114,6 +115,64 @@ def test_a_writer_that_died_holds_no_lock(path: Path) -> None:
 
     assert in_child(die)
     anchor.write("a", 1, "h")
+
+
+def test_a_child_forked_while_the_lock_was_held_does_not_keep_it(path: Path) -> None:
+    pytest.importorskip("fcntl")
+    anchor = FileAnchor.new(path, timeout=0.5)
+    anchor.write("a", 2, "h")
+    end, go = os.pipe()
+    with anchor._alone():
+        pid = os.fork()
+        if not pid:
+            os.close(go)
+            os.read(end, 1)
+            os._exit(0)
+    try:
+        anchor.write("a", 3, "g")
+    finally:
+        os.close(go)
+        os.waitpid(pid, 0)
+    assert anchor.read("a") == (3, "g")
+
+
+def test_a_child_does_not_give_back_the_lock_of_its_parent(path: Path) -> None:
+    pytest.importorskip("fcntl")
+    anchor = FileAnchor.new(path)
+    other = FileAnchor(path, timeout=0.05)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(anchor._alone())
+        assert in_child(stack.close)
+        with pytest.raises(LedgerUnavailableError, match="locked"):
+            other.write("a", 1, "h")
+    other.write("a", 1, "h")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="this system has no modes")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664], ids=oct)
+def test_mode_and_owner_of_the_file_stay(path: Path, mode: int) -> None:
+    anchor = FileAnchor.new(path)
+    path.chmod(mode)
+    if not os.getuid():
+        os.chown(path, 65534, 65533)
+    before = path.stat()
+    anchor.write("a", 1, "h")
+    after = path.stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+def test_a_file_that_cannot_be_given_away_is_written_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = FileAnchor.new(path)
+    path.chmod(0o664)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    anchor.write("a", 1, "h")
+    assert anchor.read("a") == (1, "h")
+    assert path.stat().st_mode & 0o777 == 0o664
 
 
 def test_writers_of_many_processes_and_threads_never_go_back(path: Path) -> None:

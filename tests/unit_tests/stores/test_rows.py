@@ -39,6 +39,19 @@ def test_a_body_that_is_no_object_is_no_line(body: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    ["NaN", "Infinity", "-Infinity", "1e400", "[-1e400]", r'"\ud800"', r'{"\udfff": 1}', "[" * 990 + "]" * 990],
+    ids=range(8),
+)
+def test_a_body_without_a_hash_is_no_line(value: str) -> None:
+    with pytest.raises(LedgerError, match="no line") as caught:
+        records_of([(*ROWS[0][:3], f'{{"x": {value}}}', *ROWS[0][4:]), ROWS[1]], after=0, head=HEAD)
+    assert caught.value.__context__ is None
+    with pytest.raises(LedgerError, match="header is broken"):
+        header_of(f'{{"x": {value}}}', header().digest)
+
+
+@pytest.mark.parametrize(
     ("rows", "after", "head"),
     [
         (ROWS[:1], 0, HEAD),

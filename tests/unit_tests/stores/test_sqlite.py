@@ -66,6 +66,24 @@ class TestOpening:
         assert path.read_bytes() == content
         assert list(path.parent.iterdir()) == [path]
 
+    def test_a_file_without_tables_yet_is_not_called_another_database(self, path: Path) -> None:
+        with edited(path) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+        content = path.read_bytes()
+        assert content
+        for attempt in (SQLiteStore, SQLiteStore.new):
+            with pytest.raises(LedgerError, match="its making was cut short, or is going on"):
+                attempt(path)
+        assert path.read_bytes() == content
+
+    @pytest.mark.parametrize("code", [sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL])
+    def test_where_nothing_can_be_written_the_export_is_named(self, path: Path, code: int) -> None:
+        fault = sqlite3.OperationalError("no")
+        fault.sqlite_errorcode, fault.sqlite_errorname = code, "SQLITE"
+        with pytest.raises(LedgerUnavailableError) as caught, _sqlite_file.errors_of(path):
+            raise fault
+        assert ("dpicl ledger export" in str(caught.value)) is (code != sqlite3.SQLITE_FULL)
+
     def test_a_folder_is_refused(self, path: Path) -> None:
         path.mkdir()
         with pytest.raises(LedgerError, match="no plain file"):
