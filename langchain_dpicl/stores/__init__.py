@@ -116,7 +116,7 @@ def _postgres() -> type[PostgresStore]:
     try:
         from langchain_dpicl.stores.postgres import PostgresStore
     except ModuleNotFoundError as error:
-        if error.name not in {"psycopg", "psycopg_pool"}:
+        if error.name != "psycopg":
             raise
         found = error.name
     else:
