@@ -12,13 +12,17 @@ PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp
 # What bench-soft-prompts reads; its base model is trained on the public text of CORPUS and of SOFT_PUBLIC.
 SOFT_PUBLIC ?= ../shared/data
 SOFT_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
+# What the tables are about: labelled texts, and texts with a slot to fill.
+TABLES_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz sst2.jsonl.gz agnews.jsonl.gz mit_g.jsonl.gz mit_d.jsonl.gz)
 # What bench-mechanisms reads.
 MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
+# What bench-membership attacks.
+MEMBERSHIP_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz sst2.jsonl.gz)
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test planted check-source check-wheel check-leaks lint leaks faults cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-ledger postgres model clean
+.PHONY: demo test planted audit check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-ledger tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -28,17 +32,21 @@ test leaks: export PYTHONDONTWRITEBYTECODE =
 
 test:  ## lint, types, import contracts, the wheel, the leak table, then every test with sockets closed
 	$(MAKE) --no-print-directory -j 2 postgres check-wheel check-source check-leaks
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 
 planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has to turn a test red
-	.venv-test/bin/pytest -n 2 --dist worksteal -m planted $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "planted and not audited" $(PYTEST_ARGS)
+
+audit: .venv-test/.ready  ## every audit of the package, with every planted bug: caught / planted, false alarms (or ARGS="--only token")
+	.venv-test/bin/python tests/check_audit.py -n 2 $(ARGS)
 
 check-source: .venv-test/.ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
+	.venv-test/bin/python tests/check_secrets.py
 
 # Makes its own environment, while that of the tests is made.
 check-wheel:  ## the README's install and code, in an empty environment
@@ -58,6 +66,14 @@ leaks: .venv-test/.ready  ## what could overhear a private call, and did not: ev
 
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)
+
+mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of the vault: who notices (or ARGS=--all, ARGS="--again")
+	.venv-test/bin/python -m pip install $(PIP) --group mutation
+	.venv-test/bin/python tests/check_mutation.py $(ARGS)
+
+notebooks: .venv-test/.ready  ## examples/notebooks on real kernels, whole; what came out is in out/notebooks (or ARGS=quickstart)
+	.venv-test/bin/python -m pip install $(PIP) --group notebooks
+	.venv-test/bin/python -m tests.notebooks $(ARGS)
 
 cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this machine (or --real, with keys: cassettes/README.md)
 	.venv-test/bin/python -m tests.cassettes $(ARGS)
@@ -83,6 +99,12 @@ bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per 
 bench-soft-prompts: .venv-bench/.ready  ## soft prompts and prefixes under DP-SGD: accuracy by epsilon, speed and memory beside peft and Opacus (or ARGS="--parts speed")
 	.venv-bench/bin/python benchmarks/bench_soft_prompts.py --data $(if $(filter file,$(origin DATA)),$(SOFT_DATA),$(DATA)) --corpus $(CORPUS) --public $(SOFT_PUBLIC) $(ARGS)
 
+tables: .venv-bench/.ready  ## every method on every data set, and what it costs; goes on where it was stopped (or ARGS="--quick", ARGS="--ablations", ARGS="--show")
+	.venv-bench/bin/python benchmarks/bench_tables.py --data $(if $(filter file,$(origin DATA)),$(TABLES_DATA),$(DATA)) $(ARGS)
+
+bench-membership: .venv/.ready  ## membership inference: prompts of real records and every component (or DATA=FILE, ARGS="--parts prompts")
+	.venv/bin/python benchmarks/bench_membership.py --data $(if $(filter file,$(origin DATA)),$(MEMBERSHIP_DATA),$(DATA)) $(ARGS)
+
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)
 
@@ -93,6 +115,13 @@ postgres:
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install postgresql > /dev/null; \
 	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
+
+docs: .venv-docs/.ready  ## the site, into out/site: every page, the reference from the docstrings; a broken link stops it
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "out/site/index.html"
+
+pictures: .venv/.ready  ## draw the pictures of the pages anew (docs/pictures)
+	.venv/bin/python docs/tools/pictures.py
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
 	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data
@@ -111,6 +140,13 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	.venv-test/bin/python -m pip install $(PIP) -e '.[plot]' --group test --group lint
 	touch $@
 
+.venv-docs/.ready: $(STAMP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
+	.venv-docs/bin/python -m pip install $(PIP) --group docs
+	touch $@
+
 .venv-bench/.ready: $(STAMP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-bench
@@ -120,4 +156,4 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	touch $@
 
 clean:
-	rm -rf .venv .venv-test .venv-bench .venv-leaks-* build dist out .coverage
+	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-leaks-* build dist out .coverage

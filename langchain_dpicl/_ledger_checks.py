@@ -153,8 +153,12 @@ def read_receipts(path: Path) -> list[Mapping[str, Any]]:
 
     Raises:
       ConfigurationError: it holds something else.
+      LedgerError: it is a file of a ledger that is open in this process.
       OSError: it cannot be read.
     """
+    from langchain_dpicl.stores._sqlite_logs import check_free
+
+    check_free(path, "--receipt")
     text = path.read_bytes()
     try:
         try:

@@ -81,9 +81,15 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
 def is_export(path: Path) -> bool:
     """Returns whether a path is a file of JSON lines rather than a database.
 
-    A ledger that this process holds is never opened here: closing the file would drop the process's locks on it, so
-    SQLite, which knows of them, looks first.
+    A ledger that this process holds is never opened here: closing the file would drop the process's locks on it. Of a
+    database of others SQLite, which knows of locks, looks first.
     """
+    from langchain_dpicl.stores._sqlite_logs import check_free
+
+    try:
+        check_free(path, "export")
+    except LedgerError:
+        return False
     if not _is_no_database(path):
         return False
     try:
@@ -110,9 +116,12 @@ def read_export(path: Path) -> ExportedLedger:
     """Reads an exported ledger; its lines are checked by whoever asks for them.
 
     Raises:
-      LedgerError: the file is no export, was cut off, or holds a line of another form.
+      LedgerError: the file is no export, was cut off, holds a line of another form, or is a ledger's that is open here.
       OSError: it cannot be read.
     """
+    from langchain_dpicl.stores._sqlite_logs import check_free
+
+    check_free(path, "export")
     lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
     first = _json_object(lines[0], 1)
     if first.get("dpicl_ledger_export") != EXPORT_FORMAT:

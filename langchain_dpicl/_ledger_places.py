@@ -83,6 +83,18 @@ def check_place(given: Callable[[], Any]) -> None:
     _is_store(given)
 
 
+def check_apart(given: Callable[[], Any], second: Callable[[], Any]) -> None:
+    """Refuses an anchor in the very file of the ledger, before either is made."""
+    if _is_path(given) and _is_path(second) and os.path.realpath(given()) == os.path.realpath(second()):
+        raise fail("anchor", "a file of its own, on another disk", "the ledger's own file")
+
+
+def _is_path(given: Callable[[], Any]) -> bool:
+    from langchain_dpicl.stores import is_address
+
+    return isinstance(given(), (str, os.PathLike)) and not is_address(given())
+
+
 def anchor_at(given: Callable[[], Any], *, may_make: bool = False) -> LedgerAnchor | None:
     """Returns an anchor as it is, and opens what a path or an address names; it can be read.
 
@@ -129,4 +141,4 @@ def _is_store(given: Callable[[], Any]) -> bool:
     raise fail("store", "a path, an address such as postgresql://..., or a LedgerStore", found)
 
 
-__all__ = ["AnchorPlace", "Where", "anchor_at", "check_place", "closed_on_error", "made_at", "opened_at"]
+__all__ = ["AnchorPlace", "Where", "anchor_at", "check_apart", "check_place", "closed_on_error", "made_at", "opened_at"]

@@ -20,6 +20,7 @@ from langchain_dpicl._ledger_places import (
     AnchorPlace,
     Where,
     anchor_at,
+    check_apart,
     check_place,
     closed_on_error,
     made_at,
@@ -148,6 +149,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         check_adjacency(adjacency)
         check_name("name", name)
         check_place(place)
+        check_apart(place, second)
         known = anchor_at(second, may_make=True)
         made = made_at(place, name)
         if made.store.header() is not None:
@@ -158,7 +160,11 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
 
     @classmethod
     def from_budget(cls, budget: Budget) -> Self:
-        """Returns a handler that carries an existing budget."""
+        """Returns a handler that carries an existing budget.
+
+        Args:
+          budget: the budget, which stays the same object.
+        """
         handler = cls.__new__(cls)
         BaseCallbackHandler.__init__(handler)
         handler.budget = budget

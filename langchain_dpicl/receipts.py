@@ -23,7 +23,8 @@ class Receipt(BaseModel):
       entry_hash: hash of that line. Whoever keeps it can tell later that the ledger still holds the line
         (`Budget.check_receipt`); None where nothing was charged.
       adjacency: the neighbouring relation.
-      epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query.
+      epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query. None, with
+        `delta` and `queries_left`, where the ledger was out when the receipt was written: the answer was paid by then.
       delta: of the whole share.
       mechanism: "gumbel", "gaussian", ...
       noise_multiplier: noise scale over sensitivity.
@@ -42,7 +43,7 @@ class Receipt(BaseModel):
     delta: float | None
     mechanism: str
     noise_multiplier: float
-    queries_left: int
+    queries_left: int | None
 
     model_config = ConfigDict(frozen=True)
 

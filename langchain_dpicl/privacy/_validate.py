@@ -14,10 +14,23 @@ RowShape: TypeAlias = Literal["slots", "units"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 ROW_SHAPES: tuple[RowShape, ...] = get_args(RowShape)
 
+MAX_INT = 2**63 - 1
+"""The largest count: what every database keeps, and every sum as a float holds."""
+
 
 def fail(name: str, expected: str, found: object, advice: str = "") -> ConfigurationError:
     """Returns the error for a public argument out of range; the caller raises it."""
-    return ConfigurationError(f"{name}: expected {expected}, found {found!r}." + (f" {advice}" if advice else ""))
+    return ConfigurationError(f"{name}: expected {expected}, found {shown(found)}." + (f" {advice}" if advice else ""))
+
+
+def shown(found: object) -> str:
+    """Returns how a value reads; of a whole number of thousands of digits, which Python spells nowhere, its size."""
+    try:
+        return repr(found)
+    except ValueError:
+        return (
+            f"{type(found).__name__} of {found.bit_length()} bits" if isinstance(found, int) else type(found).__name__
+        )
 
 
 def check_real(
@@ -31,11 +44,18 @@ def check_real(
 ) -> float:
     """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
     bounds = f"a number in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise fail(name, bounds, value)
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def check_positive(name: str, value: Any) -> float:
@@ -44,11 +64,12 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
-    """Returns `value` as an integer within [low, high]; refuses bool and floats."""
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-    if not ok:
-        raise fail(name, f"an integer >= {low}" + ("" if high is None else f" and <= {high}"), value)
-    return int(value)
+    """Returns `value` as an integer within [low, high], and below 2^63; refuses bool and floats."""
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= (MAX_INT if high is None else high):
+        return int(value)
+    too_large = high is None and isinstance(value, int) and value > MAX_INT
+    expected = f"an integer >= {low}" + (" and below 2^63" if too_large else "" if high is None else f" and <= {high}")
+    raise fail(name, expected, value)
 
 
 def check_epsilon(value: Any) -> float:

@@ -119,12 +119,32 @@ def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions:
 
 
 def epsilon_upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> float:
-    """Bounds epsilon, rounded up, without asking for second opinions. See `epsilon_bound`."""
+    """Bounds epsilon, rounded up, without asking for second opinions. See `epsilon_bound`.
+
+    Args:
+      event: what was, or will be, released.
+      delta: in (0, 1).
+      adjacency: "add_remove" or "replace_one".
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+      UnknownEventError: no theorem prices the event.
+    """
     return _up(_priced(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False).epsilon)
 
 
 def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> float:
-    """Bounds delta at a given epsilon >= 0, rounded up and never above 1. See `epsilon_bound`."""
+    """Bounds delta at a given epsilon >= 0, rounded up and never above 1. See `epsilon_bound`.
+
+    Args:
+      event: what was, or will be, released.
+      epsilon: at which epsilon.
+      adjacency: "add_remove" or "replace_one".
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+      UnknownEventError: no theorem prices the event.
+    """
     check_event(event)
     check_real("epsilon", epsilon, low=0.0)
     check_adjacency(adjacency)
@@ -344,6 +364,13 @@ def calibrate(
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Bounds epsilon of a mu-GDP mechanism at `delta`, rounded up.
 
+    Args:
+      mu: of the mechanism, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
     >>> gdp_epsilon(1.0, 1e-5)
     4.377179
 
@@ -355,6 +382,13 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Bounds epsilon of a rho-zCDP mechanism at `delta`, rounded up.
 
+    Args:
+      rho: of the mechanism, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
     >>> zcdp_epsilon(0.0244, 1e-6)
     1.000968
 
@@ -364,12 +398,28 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """The largest mu, rounded down, with `gdp_epsilon(mu, delta) <= epsilon`."""
+    """The largest mu, rounded down, with `gdp_epsilon(mu, delta) <= epsilon`.
+
+    Args:
+      epsilon: the limit, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
     return _largest(_profiles.gaussian, epsilon, delta)
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
-    """The largest rho, rounded down, with `zcdp_epsilon(rho, delta) <= epsilon`."""
+    """The largest rho, rounded down, with `zcdp_epsilon(rho, delta) <= epsilon`.
+
+    Args:
+      epsilon: the limit, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
     return _largest(_profiles.zcdp, epsilon, delta)
 
 

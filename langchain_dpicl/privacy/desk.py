@@ -290,7 +290,11 @@ class Desk:
                 self._check_known(known, self.anchor, self.store)
 
     def bind(self, declaration: Mapping[str, Any], attach: Callable[[str], object]) -> None:
-        """Binds a data set: attaches the examples, then writes their declaration unless it stands already."""
+        """Binds a data set: attaches the examples, then writes their declaration unless it stands already.
+
+        Raises:
+          PrivacyBudgetMismatchError: the name has another declaration here, or another ledger of the same place.
+        """
         name = declaration["dataset_id"]
         with self.exclusive() as writer:
             known = writer.state.bindings.get(name)
@@ -301,6 +305,9 @@ class Desk:
                     "Give a different data set a dataset_id of its own."
                 )
                 raise PrivacyBudgetMismatchError(msg)
+            keep: Callable[[str], object] | None = getattr(writer.view, "bind", None)
+            if keep is not None:  # a place of several ledgers, where no other may have it
+                keep(name)
             attach(self.header.ledger_id)
             if known is None:
                 writer.append(BIND, declaration)

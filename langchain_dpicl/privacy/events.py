@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from langchain_dpicl.exceptions import UnknownEventError
+from langchain_dpicl.privacy._validate import MAX_INT, shown
 
 MAX_BATCHES = 100_000
 """Batches of one deal, at most: what the accountant can add up."""
@@ -21,12 +22,15 @@ MAX_BATCHES = 100_000
 
 def _require(condition: bool, event: str, expected: str, found: object) -> None:
     if not condition:
-        msg = f"{event}: expected {expected}, found {found!r}."
+        msg = f"{event}: expected {expected}, found {shown(found)}."
         raise UnknownEventError(msg)
 
 
 def _positive(value: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and not math.isnan(value)
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and float(value) > 0
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,14 @@ class NonPrivateEvent:
 
 @dataclass(frozen=True, slots=True)
 class GaussianEvent:
-    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), the sensitivity being that of the adjacency in force."""
+    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), the sensitivity being that of the adjacency in force.
+
+    Attributes:
+      noise_multiplier: standard deviation over the L2 sensitivity, > 0.
+
+    Raises:
+      UnknownEventError: the multiplier is no number above 0.
+    """
 
     noise_multiplier: float
     kind: ClassVar[str] = "gaussian"
@@ -56,7 +67,14 @@ class GaussianEvent:
 
 @dataclass(frozen=True, slots=True)
 class PureEvent:
-    """Any mechanism that is (epsilon, 0)-DP, for instance permute-and-flip."""
+    """Any mechanism that is (epsilon, 0)-DP, for instance permute-and-flip.
+
+    Attributes:
+      epsilon: of the mechanism, > 0 and finite.
+
+    Raises:
+      UnknownEventError: epsilon is no finite number above 0.
+    """
 
     epsilon: float
     kind: ClassVar[str] = "pure"
@@ -70,6 +88,12 @@ class PureEvent:
 class BoundedRangeEvent:
     """An `bound`-bounded-range mechanism: the exponential mechanism whose scores move within a range of `bound`
     noise scales between neighbours (Dong, Durfee, Rogers 2020).
+
+    Attributes:
+      bound: range of the privacy loss, > 0 and finite.
+
+    Raises:
+      UnknownEventError: the bound is no finite number above 0.
     """
 
     bound: float
@@ -82,7 +106,14 @@ class BoundedRangeEvent:
 
 @dataclass(frozen=True, slots=True)
 class ZCdpEvent:
-    """Any rho-zCDP mechanism (Bun and Steinke 2016)."""
+    """Any rho-zCDP mechanism (Bun and Steinke 2016).
+
+    Attributes:
+      rho: of the mechanism, > 0 and finite.
+
+    Raises:
+      UnknownEventError: rho is no finite number above 0.
+    """
 
     rho: float
     kind: ClassVar[str] = "zcdp"
@@ -93,21 +124,36 @@ class ZCdpEvent:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedEvent:
-    """`event`, `count` times, adaptively."""
+    """`event`, `count` times, adaptively.
+
+    Attributes:
+      event: what is repeated.
+      count: how often, from 0 to 2^63 - 1.
+
+    Raises:
+      UnknownEventError: the count is out of range, or `event` is none.
+    """
 
     event: Event
     count: int
     kind: ClassVar[str] = "repeated"
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count >= 0
-        _require(ok, "RepeatedEvent", "an integer count >= 0", self.count)
+        ok = isinstance(self.count, int) and not isinstance(self.count, bool) and 0 <= self.count <= MAX_INT
+        _require(ok, "RepeatedEvent", "an integer count from 0 to 2^63 - 1", self.count)
         _require_event("RepeatedEvent", self.event)
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedEvent:
-    """All of `events`, adaptively, in any order."""
+    """All of `events`, adaptively, in any order.
+
+    Attributes:
+      events: the parts.
+
+    Raises:
+      UnknownEventError: one of `events` is none.
+    """
 
     events: tuple[Event, ...]
     kind: ClassVar[str] = "composed"
@@ -124,6 +170,13 @@ class SubsampledEvent:
 
     Under `replace_one` it also stands for a fixed-size sample of that rate without replacement: both are bounded
     by the symmetrised profile. A block of several releases on one sample is a `RepeatedEvent` inside.
+
+    Attributes:
+      event: all that reads the sample.
+      sampling_rate: probability, in (0, 1].
+
+    Raises:
+      UnknownEventError: the rate is out of range, or `event` is none.
     """
 
     event: Event
@@ -143,6 +196,13 @@ class SampledBallEvent:
     Each unit is in the sample independently with probability `sampling_rate`; then it adds one vector of a ball around
     zero, else nothing. The sensitivity is that of the adjacency in force: the ball's radius under `add_remove`, where
     this is a `SubsampledEvent` of a `GaussianEvent`, and its diameter under `replace_one`, where that knows less.
+
+    Attributes:
+      noise_multiplier: standard deviation over the L2 sensitivity, > 0.
+      sampling_rate: probability, in (0, 1].
+
+    Raises:
+      UnknownEventError: the multiplier or the rate is out of range.
     """
 
     noise_multiplier: float
@@ -161,6 +221,14 @@ class AllocatedEvent:
 
     Each unit joins with probability `sampling_rate` and then stands in a uniformly random batch, by its own secret
     coins, which serve every release on the deal and no other. `event` is everything that one batch releases.
+
+    Attributes:
+      event: all that one batch releases.
+      num_batches: batches of the deal, from 1 to `MAX_BATCHES`.
+      sampling_rate: probability of being dealt at all, in (0, 1].
+
+    Raises:
+      UnknownEventError: a number is out of range, or `event` is none.
     """
 
     event: Event
@@ -184,6 +252,9 @@ class ParallelEvent:
     Attributes:
       partition: the `dataset_id` whose labels split the units.
       branches: (label, event) pairs, sorted by label; a label that is absent is never read.
+
+    Raises:
+      UnknownEventError: a label stands twice, or a branch holds no event.
     """
 
     partition: str

@@ -234,6 +234,9 @@ class PrivateExamples(_Opaque):
         One number declared over several labels counts as spread evenly, rounded down to at least 1: a public rule
         that touches utility only.
 
+        Args:
+          label: a declared label, or None for all units.
+
         Raises:
           ConfigurationError: the label is not declared.
         """
@@ -247,6 +250,9 @@ class PrivateExamples(_Opaque):
 
     def check_delta(self, delta: float) -> None:
         """Refuses a delta above 1 / (10 * public_size), sizes of all labels added.
+
+        Args:
+          delta: of the budget.
 
         Raises:
           ConfigurationError: delta is out of range or above the limit.

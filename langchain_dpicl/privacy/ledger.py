@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import check_name, exact, round_down
 from langchain_dpicl.privacy.anchored import check_anchor, write_anchor
@@ -96,9 +96,15 @@ class Budget(Uncopyable):
     def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None, adopt_anchor: bool = False) -> Budget:
         """Opens the ledger that a store holds, with its own limits.
 
+        Args:
+          store: holds a ledger already.
+          anchor: a second place that remembers the ledger's last line.
+          adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused.
+
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
           LedgerRollbackError: the anchor does not know the ledger, or knows a line that is not on it.
+          ConfigurationError: `store` is no store, or `anchor` no anchor.
         """
         header = _checked(store).header()
         if header is None:
@@ -155,11 +161,21 @@ class Budget(Uncopyable):
         return round_down(self._promises.room()[1])
 
     def default_delta(self, epsilon: float) -> float:
-        """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down."""
+        """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
+
+        Args:
+          epsilon: of the share.
+
+        Raises:
+          ConfigurationError: epsilon is no finite number above 0.
+        """
         return round_down(exact(self.delta) * exact(check_epsilon(epsilon)) / exact(self.epsilon))
 
     def bind(self, private: PrivateExamples) -> None:
         """Binds private examples to this ledger, once and for ever; again for the same object changes nothing.
+
+        Args:
+          private: the examples; they can be bound to one ledger alone.
 
         Raises:
           ConfigurationError: delta is above 1/(10 * public_size).
@@ -184,14 +200,33 @@ class Budget(Uncopyable):
 
         A name that is declared already, or a declaration inside `plan()`, is judged when it is declared.
 
+        Args:
+          component: public name of the share.
+          epsilon: of the share.
+          delta: of the share.
+
         Raises:
+          ConfigurationError: epsilon or delta is out of range.
           PrivacyBudgetExceededError: epsilon or delta is above what remains.
         """
-        if self._promises.open_plan is None and component not in self._desk.refresh().shares:
-            self._promises.fit(epsilon, delta, {component})
+        if self._promises.open_plan is not None or component in self._desk.refresh().shares:
+            return
+        try:
+            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
+        except PrivacyBudgetExceededError:
+            # Of workers that start together, another may have sealed this very share meanwhile.
+            if component not in self._desk.refresh().shares:
+                raise
 
     def fresh_name(self, prefix: str) -> str:
-        """Returns `prefix`, or `prefix-2`, ...: the first component name that nobody was given or has used."""
+        """Returns `prefix`, or `prefix-2`, ...: the first component name that nobody was given or has used.
+
+        Args:
+          prefix: what the name starts with.
+
+        Raises:
+          ConfigurationError: the prefix is no public name.
+        """
         return self._promises.fresh_name(check_name("prefix", prefix))
 
     def declare(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy.typing as npt
 
@@ -37,6 +37,9 @@ from langchain_dpicl.privacy.sparse import SparseVectorTest
 Mechanism: TypeAlias = (
     GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism | ConfidentGNMaxMechanism
 )
+# What looks like one of these may do anything: the proofs cover exactly these classes.
+_PROVED = {"sampler": get_args(Sampler), "aggregation": get_args(Aggregation), "mechanism": get_args(Mechanism)}
+_PROVED["test"] = (SparseVectorTest, type(None))
 # Sums on the grid of the constants, with coordinates that a constant can be compared with.
 _TAKE_CONSTANTS = (VoteSum, ProbabilitySum, MaxNormalizedSum)
 
@@ -67,7 +70,8 @@ class ReleasePlan:
       private_releases: with `test`, how many releases of a block may come from the rows; what follows is public.
 
     Raises:
-      ConfigurationError: parts that do not fit together, or a constant that is not finite or beyond 2^20.
+      ConfigurationError: a part of a class that no proof covers, parts that do not fit together, or a constant that is
+        not finite or beyond 2^20.
     """
 
     sampler: Sampler
@@ -82,6 +86,7 @@ class ReleasePlan:
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         check_int("redraw_every", self.redraw_every, low=1)
+        self._check_classes()
         if self.adjacency not in self.sampler.adjacencies:
             msg = (
                 f"sampler: expected one proved under adjacency={self.adjacency!r}, found "
@@ -105,6 +110,15 @@ class ReleasePlan:
             raise fail("private_releases", "0 without a test", self.private_releases)
         if self.test is not None and not self.aggregation.needs_public:
             raise fail("test", "none beside a sum that no public logits belong to", self.aggregation.name)
+
+    def _check_classes(self) -> None:
+        """Refuses parts that only look like a proved one."""
+        for name, proved in _PROVED.items():
+            found = type(getattr(self, name))
+            if found not in proved:
+                names = ", ".join(each.__name__ for each in proved)
+                advice = "docs/extending.md says what a new one takes."
+                raise ConfigurationError(f"{name}: expected one of {names}, found {found.__name__}. {advice}")
 
     def _check_threshold(self) -> None:
         """Refuses sums whose largest coordinate is no count of agreement."""

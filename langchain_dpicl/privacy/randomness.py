@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from langchain_dpicl.privacy._validate import check_choice, check_int
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.bounded import Floats
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -226,7 +226,8 @@ class SecureRandom:
 
     def integer_below(self, high: int) -> int:
         """Returns an integer, uniform on 0 .. high - 1 without bias, however large `high` is."""
-        check_int("high", high, low=1)
+        if type(high) is not int or high < 1:  # `check_int` ends at 2^63; sequences are counted beyond it
+            raise fail("high", "an integer >= 1", high)
         bits = (high - 1).bit_length()
         num_bytes = (bits + 7) // 8
         while True:  # ends at once with probability above 1/2

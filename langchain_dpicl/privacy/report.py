@@ -94,7 +94,14 @@ class PrivacyReport:
         bindings: Mapping[str, Mapping[str, Any]],
         shares: Sequence[ShareEntry],
     ) -> PrivacyReport:
-        """Freezes what the ledger says now."""
+        """Freezes what the ledger says now.
+
+        Args:
+          ledger: the ledger's first line.
+          store: where it lives.
+          bindings: the declaration of each data set, by `dataset_id`.
+          shares: sealed ones in the order of the ledger, then those declared only.
+        """
         datasets = tuple(copy.deepcopy(dict(bindings[name])) for name in sorted(bindings))
         return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version())
 
@@ -154,7 +161,11 @@ class PrivacyReport:
         return copy.deepcopy({**data, "digest": _digest(data)})
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Returns the JSON text that `verify_report` reads."""
+        """Returns the JSON text that `verify_report` reads.
+
+        Args:
+          indent: spaces per level; None: one line.
+        """
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     def to_text(self) -> str:

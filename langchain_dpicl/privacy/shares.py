@@ -35,7 +35,7 @@ class Uncopyable:
 
 
 class Reservation(Uncopyable):
-    """Tickets that are charged, durably, and not yet used.
+    """Tickets that are charged, durably, and not yet used. Made by `Share.reserve`.
 
     Formal guarantees:
       - At most `count` tickets burn, whatever the interleaving of threads, and none in a forked copy.
@@ -97,9 +97,13 @@ class Reservation(Uncopyable):
 
         Needs no write: the ledger holds every reserved ticket as spent already.
 
+        Args:
+          count: how many.
+
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left.
           LedgerError: this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
         """
         check_int("count", count, low=1)
         self._check_home()
@@ -113,8 +117,12 @@ class Reservation(Uncopyable):
     def commit(self, count: int = 1) -> None:
         """Records that the noised state of burnt tickets is safe.
 
+        Args:
+          count: how many.
+
         Raises:
           LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
         """
         check_int("count", count, low=1)
         self._check_home()
@@ -225,13 +233,21 @@ class Share(_Holding):
     def remaining(self, template: str, *, label: str | None = None) -> int:
         """Returns how many tickets can still be reserved.
 
+        Args:
+          template: which ticket.
+          label: its label, if it has one.
+
         Raises:
           ConfigurationError: the share has no such ticket.
         """
         return int(self._left((template, label)))
 
     def used_by(self, tenant: str) -> int:
-        """Returns how many tickets a tenant holds or has used, in every process; without a name: all the nameless."""
+        """Returns how many tickets a tenant holds or has used, in every process; without a name: all the nameless.
+
+        Args:
+          tenant: public name; "": all the nameless.
+        """
         return self._desk.refresh().used_by(tenant, self.component)
 
     def reserve(

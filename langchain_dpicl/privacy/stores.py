@@ -79,6 +79,9 @@ class LedgerHeader:
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerHeader:
         """Rebuilds a header from storage.
 
+        Args:
+          data: what `to_dict` gave.
+
         Raises:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
@@ -131,6 +134,9 @@ class LedgerRecord:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerRecord:
         """Rebuilds a record from storage; does not check its place in the chain.
+
+        Args:
+          data: what `to_dict` gave.
 
         Raises:
           LedgerError: a field is missing or unknown.
@@ -186,10 +192,19 @@ class LedgerTransaction(Protocol):
     """The ledger as its only writer sees it; dead once the transaction ends."""
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, in order, lines of this transaction included."""
+        """Returns every line with `seq > after`, in order, lines of this transaction included.
+
+        Args:
+          after: number of the last line that is known; 0: from the first on.
+        """
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-        """Adds one line; it stands when the transaction ends well, otherwise it never was."""
+        """Adds one line; it stands when the transaction ends well, otherwise it never was.
+
+        Args:
+          kind: what happened.
+          body: a JSON object without private content.
+        """
 
 
 @runtime_checkable
@@ -197,7 +212,9 @@ class LedgerStore(Protocol):
     """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
 
     A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
-    the header's digest where there is none): then nothing is read where nothing was written.
+    the header's digest where there is none): then nothing is read where nothing was written. The transactions of a
+    place that holds several ledgers have `bind(dataset_id)`, which keeps that a data set is this ledger's, and raises a
+    `PrivacyBudgetMismatchError` where it is another's.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.
@@ -219,13 +236,21 @@ class LedgerStore(Protocol):
         """Public words on where the ledger lives."""
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Writes `header` if there is none yet; returns the one that stands (the first writer wins)."""
+        """Writes `header` if there is none yet; returns the one that stands (the first writer wins).
+
+        Args:
+          header: limits and name.
+        """
 
     def header(self) -> LedgerHeader | None:
         """Returns the header, or None before `create`."""
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every committed line with `seq > after`, in order."""
+        """Returns every committed line with `seq > after`, in order.
+
+        Args:
+          after: number of the last line that is known; 0: from the first on.
+        """
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
         """Opens the ledger for its only writer; waits for its turn. Does not nest.
@@ -254,10 +279,20 @@ class LedgerAnchor(Protocol):
         """Public words on where the anchor lives."""
 
     def read(self, ledger_id: str) -> tuple[int, str] | None:
-        """Returns number and hash of the last line known of a ledger, or None if none was ever written."""
+        """Returns number and hash of the last line known of a ledger, or None if none was ever written.
+
+        Args:
+          ledger_id: random name of the ledger.
+        """
 
     def write(self, ledger_id: str, seq: int, head: str) -> None:
-        """Remembers line `seq` with hash `head`, durably, unless a later one is known."""
+        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
+
+        Args:
+          ledger_id: random name of the ledger.
+          seq: number of the line.
+          head: hash of the line, hex.
+        """
 
 
 def hidden(value: T) -> Callable[[], T]:

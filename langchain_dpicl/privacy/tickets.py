@@ -46,6 +46,9 @@ class Ticket:
       max_count: how many of them there are.
       refundable: whether a reserved ticket whose private calls never started may be given back. Only for tickets
         of one release: a longer block is indivisible.
+
+    Raises:
+      ConfigurationError: a name, a count or the event is unusable.
     """
 
     template: str
@@ -82,7 +85,11 @@ class Ticket:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ticket:
-        """Rebuilds a ticket from its JSON form."""
+        """Rebuilds a ticket from its JSON form.
+
+        Args:
+          data: what `to_dict` gave.
+        """
         return cls(**{**data, "event": event_from_dict(data["event"])})
 
 

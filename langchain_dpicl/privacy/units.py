@@ -170,9 +170,10 @@ def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | N
     """
     groups: dict[str, list[Record]] = {}
     fault = ""
+    known = {label: label for label in declared.labels}
     try:
         for number, raw in enumerate(records):
-            name, record, fault = _read_record(raw, declared, number)
+            name, record, fault = _read_record(raw, declared, number, known)
             if fault:
                 return None, fault
             groups.setdefault(name, []).append(record)
@@ -181,8 +182,8 @@ def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | N
     return (None, fault) if fault else (_reduce(groups, declared), "")
 
 
-def _read_record(raw: Any, declared: Declaration, number: int) -> tuple[str, Record, str]:
-    """Returns (unit name, declared fields, fault)."""
+def _read_record(raw: Any, declared: Declaration, number: int, known: Mapping[str, str]) -> tuple[str, Record, str]:
+    """Returns (unit name, declared fields, fault); `known` finds a declared label, of which there may be many."""
     if isinstance(raw, str):
         raw = {declared.text_key: raw}
     if not isinstance(raw, Mapping):
@@ -196,9 +197,9 @@ def _read_record(raw: Any, declared: Declaration, number: int) -> tuple[str, Rec
         if not isinstance(value, str):
             return "", {}, f"records: expected text under {field!r}; a record has none."
         if field == declared.label_key:
-            if value not in declared.labels:
+            if value not in known:
                 return "", {}, f"records: expected a declared label under {field!r}; a record has another."
-            record[field] = declared.labels[declared.labels.index(value)]
+            record[field] = known[value]
         else:
             record[field] = _clean(value, declared.max_chars)
     return unit, record, ""
@@ -238,7 +239,9 @@ def _reduce(groups: dict[str, list[Record]], declared: Declaration) -> Units:
 def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
     """Returns the most frequent label of one unit; ties go to the label declared first."""
     counts = Counter(found)
-    return max(labels, key=lambda label: counts[label])
+    most = max(counts.values())
+    tied = {label for label, count in counts.items() if count == most}
+    return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
 
 
 def records_of(units: Units, position: int) -> Iterator[Record]:

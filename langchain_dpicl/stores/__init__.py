@@ -87,6 +87,9 @@ def as_place(where: str | os.PathLike[str]) -> str | os.PathLike[str]:
     An address that is spelled otherwise is no path: a file of that name would show its password. A path with an equals
     sign that looks like one begins with `/` or `./`.
 
+    Args:
+      where: what a user gave.
+
     Raises:
       ConfigurationError: it is neither; the message does not quote it.
     """

@@ -82,7 +82,23 @@ CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
     FOR EACH ROW EXECUTE FUNCTION {newer}();
 """
 
-MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS)
+# Tables of version 3 may hold a data set on two ledgers: the one that had it first keeps it.
+_BINDINGS = """
+CREATE TABLE {bindings} (
+    dataset text PRIMARY KEY,
+    ledger text NOT NULL REFERENCES {ledgers} (name)
+);
+LOCK TABLE {lines} IN EXCLUSIVE MODE;
+INSERT INTO {bindings} (dataset, ledger)
+SELECT dataset, ledger FROM (
+    SELECT body::json ->> 'dataset_id' AS dataset, ledger, stamp FROM {lines} WHERE kind = 'bind'
+) AS bound
+WHERE dataset IS NOT NULL ORDER BY stamp, ledger ON CONFLICT (dataset) DO NOTHING;
+CREATE TRIGGER dpicl_bindings_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {bindings}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+"""
+
+MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS)
 """Step n makes version n of version n - 1."""
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
@@ -91,7 +107,7 @@ SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = %s AND relname = 'dpicl_migrations'
 """
 
-_NAMES = ("ledgers", "lines", "anchors", "migrations", "refuse", "forward", "newer")
+_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "forward", "newer")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, next_record
 
@@ -36,6 +36,9 @@ class Rows(Protocol):
 
     def add(self, record: LedgerRecord) -> None:
         """Writes a line (`row_of` makes its row) and makes it the last one."""
+
+    def bind(self, dataset_id: str) -> str | None:
+        """Keeps that a data set is this ledger's; returns the name of the ledger whose it is if it is another's."""
 
 
 def row_of(record: LedgerRecord) -> tuple[int, str, str, str, str, str]:
@@ -127,6 +130,21 @@ class View:
         record = next_record(seq, head, kind, body)
         self._rows.add(record)
         return record
+
+    def bind(self, dataset_id: str) -> None:
+        """Keeps that a data set is this ledger's, for good; again changes nothing. Stands when the transaction does.
+
+        Raises:
+          PrivacyBudgetMismatchError: it is another's, of the same place.
+        """
+        self._check_alive()
+        owner = self._rows.bind(dataset_id)
+        if owner is not None:
+            raise PrivacyBudgetMismatchError(
+                f"dataset_id: expected {dataset_id!r} to have one ledger, found it bound to another of the same "
+                f"database, {owner!r}: its budget and this one would add up. Open that ledger, or give a different "
+                "data set a dataset_id of its own."
+            )
 
     def _check_alive(self) -> None:
         if not self.alive:

@@ -54,7 +54,24 @@ WHEN NEW.id IS NOT OLD.id OR NEW.name IS NOT OLD.name OR NEW.seq < OLD.seq
 BEGIN SELECT RAISE(ABORT, 'ledgers only grow'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+# Files of the first version may hold a data set on two ledgers: the one that had it first keeps it.
+_SECOND = """
+CREATE TABLE bindings (
+    dataset TEXT NOT NULL PRIMARY KEY,
+    ledger INTEGER NOT NULL REFERENCES ledgers (id)
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO bindings (dataset, ledger)
+SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind' ORDER BY stamp, ledger;
+CREATE TRIGGER bindings_once BEFORE INSERT ON bindings
+WHEN EXISTS (SELECT 1 FROM bindings WHERE dataset = NEW.dataset)
+BEGIN SELECT RAISE(ABORT, 'a data set has one ledger'); END;
+CREATE TRIGGER bindings_stay BEFORE DELETE ON bindings
+BEGIN SELECT RAISE(ABORT, 'bindings are never dropped'); END;
+CREATE TRIGGER bindings_keep BEFORE UPDATE ON bindings
+BEGIN SELECT RAISE(ABORT, 'bindings are never changed'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
 """The script that leads from each version of the tables to the next; number n leads to version n + 1."""
 
 _CONNECTION = """

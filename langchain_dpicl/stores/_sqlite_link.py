@@ -6,6 +6,7 @@ child writes to. So every file is closed before a fork, and what could not be cl
 
 A process that opens and closes a file by hand drops its own locks on it. Others may then remove the log under an open
 connection, which goes on writing to a file without a name. So the log is looked at before and after each commit.
+Where it was removed, by them or by hand, what it holds is left as `_sqlite_logs` says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.stores._sqlite_file import Place, errors_of, found_at, open_file, place_of
+from langchain_dpicl.stores._sqlite_file import Place, errors_of, open_file, place_of
+from langchain_dpicl.stores._sqlite_logs import Held, check_no_log, leave, log_of
 
 
 class Link:
@@ -41,7 +43,7 @@ class Link:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
         self.place: Place | None = None
-        self._log: tuple[Place | None, ...] = ()
+        self.held: Held | None = None
         self._check = check
         self._is_writing = False
         self._is_closed = False
@@ -75,6 +77,7 @@ class Link:
                 self._run("BEGIN IMMEDIATE")
                 self._check_log()
                 yield
+                self._check_log()
                 self._run("COMMIT")
                 self._check_log()
             except BaseException:
@@ -147,7 +150,7 @@ class Link:
         connection = opened(self.path, timeout=self.timeout)
         try:
             self._check(connection)
-            self._log = _log_of(self.path)
+            self.held = Held(self.path, self.place)
         except BaseException:
             connection.close()
             raise
@@ -156,7 +159,7 @@ class Link:
 
     def _check_log(self) -> None:
         """Gives the file up if the log beside it is not the open one, or if another file is in its place."""
-        if self.connection is None or (found_at(self.path), *_log_of(self.path)) == (self.place, *self._log):
+        if self.connection is None or (self.held is not None and self.held.is_whole):
             return
         self._give_up()
         raise LedgerUnavailableError(
@@ -202,12 +205,12 @@ class Link:
         if self._pid == os.getpid():
             connection, self.connection = self.connection, None
             if connection is not None:
-                with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
-                    connection.close()
+                leave(connection, self.held)
+            self.held = None
 
     def leave_removed_log(self, path: Path, place: Place) -> None:
         """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
-        if self.connection is None or self.place != place or self._log == _log_of(path):
+        if self.connection is None or self.place != place or self.held is None or self.held.log == log_of(path):
             return
         if not self.lock.acquire(blocking=False):
             raise LedgerUnavailableError(
@@ -242,6 +245,7 @@ def opened(path: Path, *, timeout: float) -> sqlite3.Connection:
     Refuses where this process was forked while the file was in use, and where it still uses a log that was removed:
     SQLite would take that one for the log of the new connection.
     """
+    check_no_log(path, "ledger")
     place = place_of(path)
     if place in [link.place for link in _LEFT_OPEN]:
         raise _forked_inside(path)
@@ -274,11 +278,6 @@ _FORKING = _Forking()
 def _links() -> list[Link]:
     """Returns the links of this process in one order for all threads: those that take several wait for no circle."""
     return sorted((link for link in [found() for found in _LINKS.valuerefs()] if link is not None), key=id)
-
-
-def _log_of(path: Path) -> tuple[Place | None, Place | None]:
-    """Returns which files are the log of `path` and its index now."""
-    return found_at(Path(f"{path}-wal")), found_at(Path(f"{path}-shm"))
 
 
 def _before_fork() -> None:

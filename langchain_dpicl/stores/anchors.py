@@ -21,6 +21,7 @@ from langchain_dpicl.privacy._validate import check_positive
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.stores._rows import Head
 from langchain_dpicl.stores._sqlite_file import sync_folder
+from langchain_dpicl.stores._sqlite_logs import check_free
 
 _FORMAT = "dpicl-anchor"
 _VERSION = 1
@@ -45,7 +46,8 @@ class FileAnchor:
 
     Raises:
       LedgerUnavailableError: the file is missing or cannot be read.
-      LedgerError: it is no anchor.
+      LedgerError: it is no anchor, or a file of a ledger that is open in this process.
+      ConfigurationError: the timeout is out of range.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
@@ -57,18 +59,19 @@ class FileAnchor:
     def new(cls, path: str | os.PathLike[str], *, timeout: float = 60.0) -> FileAnchor:
         """Makes an anchor that knows no ledger yet, and opens it.
 
+        Args:
+          path: the file, as of the class.
+          timeout: seconds to wait, as of the class.
+
         Raises:
-          LedgerError: something is at `path`.
-          LedgerUnavailableError: it cannot be written there.
+          LedgerError: something is at `path`, or it is a name for a database's log.
+          LedgerUnavailableError: it cannot be written there; nothing is left of it.
         """
         where = Path(os.path.realpath(path))
         fault: LedgerError | None = None
+        check_free(where, "anchor")
         try:
-            with where.open("x", encoding="ascii", newline="\n") as file:
-                file.write(_text({}))
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(where)
+            _make(where, _text({}))
         except FileExistsError:
             fault = LedgerError(f"anchor {where}: expected no file there, found one. Open it, or choose another path.")
         except OSError as error:
@@ -111,6 +114,7 @@ class FileAnchor:
                 self._save({**known, ledger_id: Head(seq, head)})
 
     def _load(self) -> dict[str, Head]:
+        check_free(self._path, "anchor")
         try:
             data = self._path.read_bytes()
         except OSError as error:
@@ -160,6 +164,7 @@ class FileAnchor:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
+        check_free(self._path, "anchor")
         try:
             number = os.open(self._path, os.O_RDWR)
         except OSError as error:
@@ -186,6 +191,19 @@ def _unlock(number: int) -> None:
     import fcntl
 
     fcntl.flock(number, fcntl.LOCK_UN)
+
+
+def _make(path: Path, text: str) -> None:
+    """Makes a file, whole or not at all: what is half of an anchor would stand in the way of another try."""
+    with path.open("x", encoding="ascii", newline="\n") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            sync_folder(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _replace(path: Path, text: str) -> None:

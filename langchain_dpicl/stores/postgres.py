@@ -34,6 +34,9 @@ INSERT INTO {lines} (ledger, seq, prev, kind, body, stamp, hash)
 SELECT moved.name, fresh.*
 FROM moved, unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) AS fresh
 """
+_OWNER = "SELECT ledger FROM {bindings} WHERE dataset = %s"
+# Waits for another ledger that is binding it, and then leaves it alone.
+_BIND = "INSERT INTO {bindings} (dataset, ledger) VALUES (%s, %s) ON CONFLICT (dataset) DO NOTHING"
 _ANCHORED = "SELECT seq, head FROM {anchors} WHERE ledger_id = %s"
 _ANCHOR = """
 INSERT INTO {anchors} AS known (ledger_id, seq, head) VALUES (%s, %s, %s)
@@ -106,8 +109,8 @@ class PostgresStore(_Place):
 
     Nothing is made on the way: `setup()` makes the tables and `new` a ledger, once; a store that was opened writes no
     limits, unless `may_create` is set on purpose to finish what a stopped process began. Another role than the tables'
-    owner needs SELECT, INSERT and UPDATE on `dpicl_ledgers`, SELECT and INSERT on `dpicl_lines`, SELECT on
-    `dpicl_migrations`, and no more.
+    owner needs SELECT, INSERT and UPDATE on `dpicl_ledgers`, SELECT and INSERT on `dpicl_lines` and on
+    `dpicl_bindings`, SELECT on `dpicl_migrations`, and no more.
 
     Formal guarantees:
       - A line stands on the server's disk, and on its synchronous standbys, before anything is granted for it.
@@ -152,6 +155,12 @@ class PostgresStore(_Place):
     ) -> Self:
         """Returns a store for a `with` block, which closes it; asks the server nothing yet, so that `setup()` can run.
 
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
+
         Raises:
           ConfigurationError: an argument is out of range.
         """
@@ -161,6 +170,12 @@ class PostgresStore(_Place):
     @classmethod
     def open(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
         """Returns a store of a ledger that is there, and has looked.
+
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
 
         Raises:
           LedgerError: no ledger of that name, no tables, or tables of another version.
@@ -174,6 +189,12 @@ class PostgresStore(_Place):
     @classmethod
     def new(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
         """Makes room for a ledger, and the tables in a database without; `Budget(..., store=)` then writes its limits.
+
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
 
         Raises:
           LedgerError: a ledger of that name is there, or tables of another version.
@@ -234,11 +255,20 @@ class PostgresStore(_Place):
             found, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
             if found is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
-            rows = _Rows(head, turn, lambda after: (self._lines, [self._name, after]))
+            rows = _Rows(head, turn, lambda after: (self._lines, [self._name, after]), self._bound)
             view = View(rows)
             ends.callback(setattr, view, "alive", False)
             yield view
             self._append(turn, head, rows)
+
+    def _bound(self, turn: Turn, dataset_id: str) -> str | None:
+        """Binds a data set in the open transaction; returns the ledger that has it if it is another."""
+        owner: Query = self._tables.query(_OWNER), [dataset_id]
+        found = turn.read(owner)
+        if not found:
+            turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
+            found = turn.read(owner)
+        return None if found[0][0] == self._name else str(found[0][0])
 
     def _append(self, turn: Turn, old: Head, rows: _Rows) -> None:
         turn.check_process()
@@ -284,10 +314,13 @@ class PostgresStore(_Place):
 class _Rows:
     """The lines of a ledger inside one transaction: those that stand, then those that wait for its end."""
 
-    def __init__(self, head: Head, turn: Turn, standing: Callable[[int], Query]) -> None:
+    def __init__(
+        self, head: Head, turn: Turn, standing: Callable[[int], Query], bound: Callable[[Turn, str], str | None]
+    ) -> None:
         self._old = self._head = head
         self._turn = turn
         self._standing = standing
+        self._bound = bound
         self.fresh: list[tuple[int, str, str, str, str, str]] = []
 
     def head(self) -> Head:
@@ -301,6 +334,9 @@ class _Rows:
         self._turn.check_process()
         self.fresh.append(row_of(record))
         self._head = Head(record.seq, record.hash)
+
+    def bind(self, dataset_id: str) -> str | None:
+        return self._bound(self._turn, dataset_id)
 
 
 class PostgresAnchor(_Place):
@@ -329,6 +365,11 @@ class PostgresAnchor(_Place):
     @classmethod
     def new(cls, conninfo: str, *, schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
         """Makes the tables where there are none, and returns the anchor.
+
+        Args:
+          conninfo: as of the class.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
 
         Raises:
           LedgerError: there are tables of another version.

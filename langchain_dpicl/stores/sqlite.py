@@ -21,6 +21,7 @@ from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTra
 from langchain_dpicl.stores._rows import COLUMNS, Head, View, header_of, header_text, row_of
 from langchain_dpicl.stores._sqlite_file import errors_of, make_file, remove_file, sync_folder
 from langchain_dpicl.stores._sqlite_link import Link, opened
+from langchain_dpicl.stores._sqlite_logs import check_no_log
 
 _LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? ORDER BY seq"  # noqa: S608  our columns
 _ADD = f"INSERT INTO lines (ledger, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608  our columns
@@ -28,6 +29,10 @@ _HEAD = (
     "SELECT ledgers.seq, ledgers.head, lines.hash FROM ledgers "
     "LEFT JOIN lines ON lines.ledger = ledgers.id AND lines.seq = ledgers.seq WHERE ledgers.id = ?"
 )
+_OWNER = "SELECT ledgers.id, ledgers.name FROM bindings JOIN ledgers ON ledgers.id = ledger WHERE dataset = ?"
+_BIND = "INSERT INTO bindings (dataset, ledger) VALUES (?, ?)"
+_BOUND = "SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind'"
+_BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
 class SQLiteStore:
@@ -60,6 +65,7 @@ class SQLiteStore:
     Raises:
       LedgerError: it is no ledger's file, or holds no ledger of that name.
       LedgerUnavailableError: it is missing, locked or cannot be read.
+      ConfigurationError: name or timeout is unusable.
 
     Example:
       >>> import tempfile
@@ -86,13 +92,20 @@ class SQLiteStore:
 
         It has no header until `Budget(epsilon=, delta=, store=...)` writes its limits.
 
+        Args:
+          path: the file, as of the class.
+          name: which ledger.
+          timeout: seconds to wait, as of the class.
+
         Raises:
           LedgerError: a ledger of that name is there, or the file is no ledger's file.
           LedgerUnavailableError: the file cannot be made or written.
+          ConfigurationError: name or timeout is unusable.
         """
         where = Path(os.path.realpath(path))
         check_name("name", name)
         wait = check_positive("timeout", timeout)
+        check_no_log(where, "ledger")
         make_file(where, timeout=wait)
         with contextlib.closing(opened(where, timeout=wait)) as connection, errors_of(where):
             added = connection.execute("INSERT OR IGNORE INTO ledgers (name) VALUES (?)", (name,)).rowcount
@@ -174,6 +187,9 @@ class SQLiteStore:
 
         A restored backup gives back what was spent after it: only an anchor tells.
 
+        Args:
+          path: a file that is not there yet.
+
         Raises:
           LedgerError: something is at `path`, or inside a transaction.
           LedgerUnavailableError: it cannot be written.
@@ -204,6 +220,20 @@ class SQLiteStore:
             advice = "Check the name; a new ledger is made on purpose (SQLiteStore.new, dpicl ledger create)."
             raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {found}. {advice}")
         self._number = known[self._name]
+        self._check_bindings(connection)
+
+    def _check_bindings(self, connection: sqlite3.Connection) -> None:
+        """Refuses a file whose bindings are not those of its lines, for all its ledgers."""
+        with errors_of(self._path):
+            connection.execute("BEGIN")
+            bound, kept = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
+            connection.execute("COMMIT")
+        if kept <= bound and {dataset for dataset, _ in kept} == {dataset for dataset, _ in bound}:
+            return
+        raise LedgerError(
+            f"ledger {self._path}: expected for each data set the ledger that has it, found other bindings than its "
+            "lines say. Nothing is granted; restore an untouched copy."
+        )
 
     def _rows(self) -> _Rows:
         return _Rows(self._link, self._number)
@@ -257,6 +287,12 @@ class _Rows:
         self._link.write(_ADD, self._number, *row_of(record))
         self._link.write("UPDATE ledgers SET seq = ?, head = ? WHERE id = ?", record.seq, record.hash, self._number)
         self._known = Head(record.seq, record.hash)
+
+    def bind(self, dataset_id: str) -> str | None:
+        for number, name in self._link.ask(_OWNER, dataset_id):
+            return None if number == self._number else str(name)
+        self._link.write(_BIND, dataset_id, self._number)
+        return None
 
     def _one(self, query: str) -> tuple[Any, ...]:
         rows = self._link.ask(query, self._number)

@@ -21,6 +21,7 @@ from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from tests.contracts.bindings import BindingContract
 from tests.ledgers import use_simple_prices
 
 CONTENDERS = 64
@@ -173,7 +174,7 @@ class StoreContract:
         budgets[0].verify()
 
 
-class DurableStoreContract(StoreContract):
+class DurableStoreContract(BindingContract, StoreContract):
     """The suite of a store that outlives its process. Its place may hold several ledgers, each with a name."""
 
     def reopen(self, store: LedgerStore) -> LedgerStore:

@@ -89,7 +89,7 @@ class TestMaking:
             lambda: store.create(header()),
             lambda: PostgresStore.open(**where),
         ):
-            with pytest.raises(LedgerError, match=r"expected tables of version 3, found none\. Run setup"):
+            with pytest.raises(LedgerError, match=r"expected tables of version 4, found none\. Run setup"):
                 ask()
         with pytest.raises(LedgerError, match="found none"), store.transaction():
             pass
@@ -181,7 +181,7 @@ class TestMaking:
             with old.transaction() as view:
                 line = view.append("note", {"n": 1})
         for make in (PostgresStore.open, PostgresStore.new):
-            with pytest.raises(LedgerError, match=r"expected tables of version 3, found version 1\. Run setup"):
+            with pytest.raises(LedgerError, match=r"expected tables of version 4, found version 1\. Run setup"):
                 make(**where)
         store = PostgresStore(**where)
         store.setup()
@@ -265,13 +265,14 @@ class TestRoles:
             postgres.execute(f"ALTER ROLE {role} SET {key} = '{value}'")
         return postgres.conninfo(user=role)
 
-    NEEDED = ("SELECT, INSERT, UPDATE ledgers", "SELECT, INSERT lines", "SELECT migrations")
+    NEEDED = ("SELECT, INSERT, UPDATE ledgers", "SELECT, INSERT lines", "SELECT, INSERT bindings", "SELECT migrations")
 
     def test_the_rights_in_the_docs_are_enough(self, postgres: PostgresServer, schema: str) -> None:
         conninfo = self.role(postgres, schema, *self.NEEDED)
         store = PostgresStore.new(conninfo, schema=schema, name="second")
         store.create(header())
         with store.transaction() as view:
+            view.bind("d")  # type: ignore[attr-defined]
             view.append("note", {})
         assert len(PostgresStore.open(conninfo, schema=schema, name="second").records()) == 1
 

@@ -57,6 +57,21 @@ def test_limits_that_are_numbers_are_those_of_the_code() -> None:
     assert pinned == "prv-accountant>=0.2,<0.3"  # the page speaks of 0.2.0
 
 
+def test_floors_that_are_told_are_those_that_are_declared_and_none_is_left_out() -> None:
+    """A floor that is lowered, or a new dependency, asks for a look at its advisories."""
+    declared = [
+        *PROJECT["dependencies"],
+        *(one for extra in PROJECT["optional-dependencies"].values() for one in extra),
+    ]
+    floors = dict(re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+).*", one).groups() for one in declared if ">=" in one)  # type: ignore[union-attr]
+    rows = re.findall(r"^  \| ([\w, -]+) \| ([\d.]+|as declared) \| (.+) \| .+ \|$", SECURITY.read_text(), re.MULTILINE)
+    told = {name: (floor, advisories) for names, floor, advisories in rows for name in names.split(", ")}
+    assert set(told) == set(floors)
+    for name, (floor, advisories) in told.items():
+        assert floor in {floors[name], "as declared"}
+        assert floor != "as declared" or "CVE" not in advisories
+
+
 def test_every_serious_limitation_says_what_to_do() -> None:
     rows = [line.strip("| ").split(" | ") for line in LIMITS.read_text().splitlines() if line.startswith("| ")]
     serious = [row for row in rows if len(row) > 1 and row[1].startswith("high")]

@@ -83,6 +83,18 @@ def test_a_mechanism_takes_the_sums_that_its_proof_covers_and_no_other(aggregati
             plan(aggregation, mechanism)
 
 
+@pytest.mark.parametrize("part", ["sampler", "aggregation", "mechanism", "test"])
+def test_what_only_looks_like_a_proved_part_is_refused(part):
+    proved = {"sampler": PoissonUnits(0.04), "aggregation": VoteSum(), "mechanism": GumbelMechanism(1.0), "test": None}
+
+    class LooksAlike:
+        def __getattr__(self, name):
+            return getattr(proved[part], name)
+
+    with pytest.raises(ConfigurationError, match=rf"^{part}: expected one of .*, found LooksAlike\. docs/extending"):
+        ReleasePlan(adjacency="add_remove", **{**proved, part: LooksAlike()})
+
+
 def test_joint_choices_from_other_sums_are_refused_with_advice():
     with pytest.raises(ConfigurationError, match=r"whole-number gaps; choose KeywordSum\(\)"):
         plan(VoteSum(), JOINT)

@@ -120,8 +120,8 @@ class TestOpening:
     def test_a_newer_version_is_refused(self, path: Path) -> None:
         made(path).close()
         with edited(path) as connection:
-            connection.execute("PRAGMA user_version = 2")
-        with pytest.raises(LedgerError, match=r"version 1 at most, found 2.*Upgrade"):
+            connection.execute("PRAGMA user_version = 3")
+        with pytest.raises(LedgerError, match=r"version 2 at most, found 3.*Upgrade"):
             SQLiteStore(path)
 
     def test_a_fault_that_sqlite_cannot_even_spell_is_a_broken_file(self, path: Path) -> None:
@@ -279,9 +279,9 @@ class TestMigrations:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(open_it, range(8))) == [[0, 1]] * 8
         with edited(path) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
         monkeypatch.undo()
-        with pytest.raises(LedgerError, match="found 2"):
+        with pytest.raises(LedgerError, match="found 3"):
             SQLiteStore(path)
 
     def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from langchain_dpicl.exceptions import LedgerUnavailableError
+import langchain_dpicl
+from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
+from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteStore
-from tests.sqlite_ledgers import made, numbers, write
+from tests.contracts.store import in_child
+from tests.ledgers import tickets, use_simple_prices
+from tests.sqlite_ledgers import edited, made, numbers, write
 
 
 @pytest.fixture
@@ -33,9 +40,13 @@ ledger.close()
 """
 
 
-def another_process(path: Path) -> None:
-    """Writes a line in a process that shares no lock with this one, and closes the file."""
-    subprocess.run([sys.executable, "-S", "-c", OTHER, str(path)], check=True)
+MOVE = 'ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()\nledger.close()\n'
+
+
+def another_process(path: Path, *, moves: bool = False) -> None:
+    """Writes a line in a process that shares no lock with this one, and closes the file, its log moved or not."""
+    script = OTHER.replace("ledger.close()\n", MOVE) if moves else OTHER
+    subprocess.run([sys.executable, "-S", "-c", script, str(path)], check=True)
 
 
 def drop_locks(path: Path) -> None:
@@ -143,3 +154,168 @@ class TestLogsThatWereRemoved:
                 with pytest.raises(LedgerUnavailableError, match="another thread"):
                     pool.submit(SQLiteStore, path).result(10)
             assert pool.submit(lambda: numbers(SQLiteStore(path))).result(10) == numbers(store)
+
+
+def delete_log(path: Path) -> None:
+    """Does what somebody does who takes the log for rubbish."""
+    for end in ("-wal", "-shm"):
+        Path(f"{path}{end}").unlink()
+
+
+def is_refused(store: SQLiteStore) -> None:
+    with pytest.raises(LedgerUnavailableError, match="use backup"):
+        write(store, 1)
+
+
+def is_dropped(store: SQLiteStore) -> None:
+    store._link.__del__()
+    assert store._link.connection is None
+
+
+ENDS: dict[str, Callable[[SQLiteStore], object]] = {
+    "a transaction": is_refused,
+    "closing": SQLiteStore.close,
+    "nobody holding it any more": is_dropped,
+    "a fork": lambda store: in_child(lambda: None),
+    "a new store": lambda store: SQLiteStore(store.path),
+}
+
+ENDED = """
+import os, subprocess, sys, types
+package = types.ModuleType("langchain_dpicl")  # without all that its face imports
+package.__path__ = [sys.argv[2]]
+sys.modules["langchain_dpicl"] = package
+from langchain_dpicl.privacy.stores import LedgerHeader
+from langchain_dpicl.stores import SQLiteStore
+store = SQLiteStore.new(sys.argv[1])
+store.create(LedgerHeader("a", "test", 4.0, 1e-6, "add_remove"))
+with store.transaction() as view:
+    view.append("note", {"n": 1})
+for end in ("-wal", "-shm"):
+    os.unlink(sys.argv[1] + end)
+subprocess.run([sys.executable, "-S", "-c", sys.argv[3], sys.argv[1]], check=True)
+"""
+
+
+class Child:
+    """A forked process that does one thing after another when it is told to, and says what came of it."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        reader, self._tell = os.pipe()
+        self._hear, writer = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            for step in steps:
+                os.read(reader, 1)
+                try:
+                    step()
+                    os.write(writer, b"done   ")
+                except LedgerUnavailableError:
+                    os.write(writer, b"refused")
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            os._exit(0)
+        os.close(writer)
+        os.close(reader)
+
+    def told(self) -> str:
+        os.write(self._tell, b".")
+        return os.read(self._hear, 7).decode().strip()
+
+    def end(self) -> None:
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
+        os.close(self._tell)
+        os.close(self._hear)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere an open file is not deleted")
+class TestLogsDeletedByHand:
+    """What a deleted log held is gone for others. It comes back where nobody wrote since, and is never put over theirs."""
+
+    @pytest.mark.parametrize("moves", [False, True], ids=["log stays", "log is moved"])
+    @pytest.mark.parametrize("end", ENDS)
+    def test_what_others_wrote_since_stands(self, path: Path, end: str, moves: bool) -> None:
+        store = made(path, lines=1)
+        delete_log(path)
+        another_process(path, moves=moves)
+        ENDS[end](store)
+        assert numbers(SQLiteStore(path)) == [100]
+        another_process(path)
+        assert numbers(SQLiteStore(path)) == [100, 100]
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_where_nobody_wrote_since_nothing_is_lost(self, path: Path, end: str) -> None:
+        store = made(path, lines=3)
+        delete_log(path)
+        ENDS[end](store)
+        assert numbers(SQLiteStore(path)) == [0, 1, 2]
+
+    @pytest.mark.parametrize("made_since", ["a ledger", "a log that is in use"])
+    def test_other_work_than_lines_stands_too(self, path: Path, made_since: str) -> None:
+        store = made(path, lines=1)
+        delete_log(path)
+        command = "INSERT INTO ledgers (name) VALUES ('other')"
+        script = f"import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute({command!r}); c.commit()"
+        if made_since == "a ledger":
+            script += "; c.execute('PRAGMA wal_checkpoint(TRUNCATE)').fetchall(); c.close()"
+        else:
+            script += "; os._exit(0)"  # its log stays, with what it wrote
+        subprocess.run([sys.executable, "-S", "-c", script, str(path)], check=True)
+        is_refused(store)
+        with edited(path) as connection:
+            assert connection.execute("SELECT name FROM ledgers").fetchall() == [("budget",), ("other",)]
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+    def test_nothing_of_several_processes_is_lost_either(self, path: Path) -> None:
+        store = made(path, lines=1)
+        other = Child(*[lambda: write(store, 1)] * 3)
+        assert other.told() == "done"
+        write(store, 1)
+        delete_log(path)
+        is_refused(store)
+        write(store, 1)
+        assert [other.told(), other.told()] == ["refused", "done"]
+        other.end()
+        assert numbers(store) == numbers(SQLiteStore(path)) == [0] * 5
+
+    def test_a_process_that_ends_leaves_what_others_wrote(self, path: Path) -> None:
+        package = str(Path(langchain_dpicl.__file__).parent)
+        subprocess.run([sys.executable, "-c", ENDED, str(path), package, OTHER], check=True)
+        assert numbers(SQLiteStore(path)) == [100]
+
+    def test_a_file_put_in_its_place_keeps_its_log(self, path: Path) -> None:
+        other = made(path.with_name("other.db"), lines=3)
+        store = made(path, lines=1)
+        for end in ("", "-wal"):
+            path.with_name(f"copy{end}").write_bytes(Path(f"{other.path}{end}").read_bytes())
+            path.with_name(f"copy{end}").replace(f"{path}{end}")
+        Path(f"{path}-shm").unlink()
+        assert numbers(store) == [0, 1, 2]
+        assert numbers(SQLiteStore(path)) == [0, 1, 2]
+
+    def test_no_more_is_granted_than_the_budget_and_what_the_log_held(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_simple_prices(monkeypatch)
+        many = tickets(epsilon=0.01, count=100)
+
+        def granted(share: Any, count: int) -> int:
+            try:
+                return int(share.reserve("t", count=count).count)
+            except (LedgerUnavailableError, LedgerRollbackError):
+                return 0
+
+        def others() -> None:
+            share = Budget.open(SQLiteStore(path)).declare("c", tickets=many, epsilon=1.0)
+            assert granted(share, 60) == 60
+
+        ours = Budget(epsilon=1.0, delta=1e-6, store=SQLiteStore.new(path)).declare("c", tickets=many, epsilon=1.0)
+        child = Child(others)  # forked now: a fork leaves the log behind
+        assert granted(ours, 7) == 7
+        delete_log(path)
+        assert child.told() == "done"
+        child.end()
+        assert [granted(ours, 30), granted(ours, 30), granted(ours, 1)] == [0, 0, 0]
+        last = Budget.open(SQLiteStore(path)).declare("c", tickets=many, epsilon=1.0)
+        assert last.remaining("t") == 40
