@@ -1,4 +1,4 @@
-"""The `dpicl` command: `epsilon`, `plan`, `generate`, `ledger`. The only room that prints.
+"""The `dpicl` command: `epsilon`, `plan`, `generate`, `ledger`, `audit`. The only room that prints.
 
 Hands records to `PrivateExamples` and never shows one: not their content, not their number, not the line of a fault.
 """
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from langchain_dpicl._cli_audit import add_audit, audited
 from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_json, read_records
 from langchain_dpicl._cli_ledger import add_ledger, done, redacted
 from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, rule_options, sizes_of
@@ -39,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0; 2 after a fault that is explained on stderr; 1 where `ledger verify` found one; 130 after Ctrl-C. Anything
-      unforeseen is raised.
+      0; 2 after a fault that is explained on stderr; 1 where `ledger verify` found one, or `audit` a violation; 130
+      after Ctrl-C. Anything unforeseen is raised.
     """
     typed = sys.argv[1:] if argv is None else argv
     parser = _parser(typed)
@@ -87,6 +88,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_plan(commands, run=_plan)
     _add_generate(commands)
     add_ledger(commands, run=_ledger)
+    add_audit(commands, run=_audit)
     return parser
 
 
@@ -178,6 +180,13 @@ def _ledger(arguments: argparse.Namespace) -> int:
     for complaint in said.complaints:
         _complain(redacted(complaint, [arguments.where]))
     return said.code
+
+
+# -- dpicl audit -------------------------------------------------------------------------------------------------
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    return audited(arguments, say=_say)
 
 
 # -- dpicl generate ----------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
 
 from langchain_dpicl import PrivateExamples
+from langchain_dpicl.audit import one_run
+from langchain_dpicl.audit.training import right_guesses
 from langchain_dpicl.privacy import mechanisms
 from langchain_dpicl.privacy.gradient_sums import RunningSum
 from langchain_dpicl.privacy.randomness import SecureRandom
@@ -66,29 +67,9 @@ def trained(present: np.ndarray, rate: float) -> TrainingRun:
     return made
 
 
-def right_guesses(scores: np.ndarray, present: np.ndarray) -> int:
-    """Says of the `GUESSES` / 2 best scores that they were in, and of as many of the worst that they were not."""
-    order, half = np.argsort(scores), GUESSES // 2
-    return int(present[order[-half:]].sum() + (~present[order[:half]]).sum())
-
-
-def chance(right: int, guesses: int, epsilon: float, delta: float, canaries: int) -> float:
-    """Returns the most that `right` or more guesses of a run that is (epsilon, delta)-DP can be likely.
-
-    With B binomial(guesses, e^epsilon / (1 + e^epsilon)): P[B >= right], and for delta at most 2 * canaries * delta
-    times the largest P[right > B >= right - i] / i.
-    """
-    coin = stats.binom(guesses, 1 / (1 + np.exp(-epsilon)))
-    short = np.arange(1, right + 1)
-    below = coin.sf(right - short - 1) - coin.sf(right - 1)  # right > B >= right - i
-    return float(min(1.0, coin.sf(right - 1) + 2 * canaries * delta * (below / short).max(initial=0.0)))
-
-
-def lower_bound(right: int, guesses: int, *, delta: float = DELTA, canaries: int = CANARIES) -> float:
+def lower_bound(right: int, guesses: int, *, delta: float = DELTA) -> float:
     """Returns the least epsilon that the guesses leave possible, at confidence 1 - `ALARM`."""
-    if chance(right, guesses, 0.0, delta, canaries) >= ALARM:
-        return 0.0
-    return float(optimize.brentq(lambda e: chance(right, guesses, e, delta, canaries) - ALARM, 0.0, 50.0))
+    return one_run.lower_bound(right, guesses, delta=delta, canaries=CANARIES)
 
 
 def audited(rate: float) -> float:
@@ -97,7 +78,7 @@ def audited(rate: float) -> float:
     made = trained(present, rate)
     assert made.report["epsilon"] == CLAIMED
     assert 0.95 * CLAIMED < made.plan.epsilon <= CLAIMED
-    return lower_bound(right_guesses(made.weights, present), GUESSES)
+    return lower_bound(right_guesses(made.weights, present, GUESSES), GUESSES)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

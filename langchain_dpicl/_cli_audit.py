@@ -1,0 +1,102 @@
+"""What `dpicl audit` does: finds what is to be audited, plays the audit and says what it found. Prints nothing itself.
+
+Reads a plan's JSON, or imports an object by its dotted name from the environment that the command runs in, as pytest
+and uvicorn do. Reads no record and spends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl._cli_inputs import read_json
+from langchain_dpicl.exceptions import ConfigurationError
+
+VIOLATED = 1
+_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?")
+
+_NOTES = """\
+WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in your own code (a DPVotingRunnable, a
+DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer, or what PromptDPSGD.prepare returns); module:name()
+calls a function without arguments that makes one.
+
+Records are made up and the model is a fake, so no record is read, no model is called and nothing of a budget is spent.
+The exit status is 1 where a claim is refuted (sound code: with a chance below 1e-5), with --strict also where a check
+was too small to tell. What no audit can see is listed with every result: docs/audits.md.
+"""
+
+
+def add_audit(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser(
+        "audit",
+        help="play against a configuration, offline, and see whether its epsilon holds",
+        description="Audits a configuration: lower bounds of epsilon against what is claimed.",
+        epilog=_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("what", metavar="WHAT", help="plan.json, or module:name")
+    command.add_argument("--controls", action="store_true", help="also show that half of the noise would be found")
+    command.add_argument("--strict", action="store_true", help="fail where a check is too small to tell")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.set_defaults(run=run)
+
+
+def audited(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
+    """Plays the audit and says what it found, result by result.
+
+    Args:
+      arguments: of the command.
+      say: prints a text.
+
+    Returns:
+      0, or `VIOLATED`.
+    """
+    from langchain_dpicl.audit import audit
+
+    subject = _found(arguments.what)
+
+    def show(result: Any) -> None:
+        say(f"  {result}")
+
+    report = audit(
+        subject, controls=arguments.controls, progress=None if arguments.json else show, name=_shown(arguments.what)
+    )
+    say(report.to_json() if arguments.json else report.summary())
+    failed = report.verdict == "violated" or (arguments.strict and report.verdict == "undecided")
+    return VIOLATED if failed else 0
+
+
+def _shown(what: str) -> str:
+    return what if _NAME.fullmatch(what) else Path(what).name
+
+
+def _found(what: str) -> Any:
+    named = _NAME.fullmatch(what)
+    return read_json(Path(what)) if named is None else _imported(named[1], named[2], is_called=bool(named[3]))
+
+
+def _imported(module: str, name: str, *, is_called: bool) -> Any:
+    """Imports an object; code beside the caller is found as `python -m` finds it."""
+    here, problem = os.getcwd(), ""  # noqa: PTH109  an entry of sys.path is a text
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: Any = None
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        if is_called:
+            found = found()
+    except Exception as error:  # noqa: BLE001  their code; its message may quote anything
+        problem = type(error).__name__
+    if problem:
+        what = f"{module}:{name}" + ("()" if is_called else "")
+        raise ConfigurationError(f"audit: expected {what} to be importable, found {problem}. Try it in Python.")
+    return found

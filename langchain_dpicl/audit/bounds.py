@@ -1,0 +1,212 @@
+"""What counts of outcomes prove: exact confidence bounds, and the least privacy loss that explains them.
+
+Knows events and numbers alone: no data, no model, no component. Every bound errs on the side of the audited code: what
+is called a violation is one, except with the stated probability.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from langchain_dpicl.exceptions import UnknownEventError
+from langchain_dpicl.privacy._validate import check_int, check_real
+from langchain_dpicl.privacy.events import (
+    BoundedRangeEvent,
+    ComposedEvent,
+    Event,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    SampledBallEvent,
+    SubsampledEvent,
+)
+
+ALARM = 1e-6
+"""Most false alarms of one verdict on sound code."""
+
+POWER = 0.99
+"""A verdict of "sound" needs this chance, at least, to have seen half of the noise."""
+
+_UNITS = {GaussianEvent: "mu", BoundedRangeEvent: "range", PureEvent: "epsilon"}
+
+
+def lowest(hits: int, runs: int, alarm: float) -> float:
+    """Returns the Clopper-Pearson lower bound: above the true chance with probability at most `alarm`."""
+    return float(stats.beta.ppf(alarm, hits, runs - hits + 1)) if hits else 0.0
+
+
+def highest(hits: int, runs: int, alarm: float) -> float:
+    """Returns the Clopper-Pearson upper bound: below the true chance with probability at most `alarm`."""
+    return float(stats.beta.isf(alarm, hits + 1, runs - hits)) if hits < runs else 1.0
+
+
+def base_of(event: Event) -> GaussianEvent | BoundedRangeEvent | PureEvent:
+    """Returns the release inside an event, as it is on a sample that holds the target for sure.
+
+    Raises:
+      UnknownEventError: several releases, or one that no game is played against.
+    """
+    if isinstance(event, SubsampledEvent):
+        return base_of(event.event)
+    if isinstance(event, SampledBallEvent):
+        # On everybody, a replaced gradient moves the sum by twice the clip: by the whole sensitivity.
+        return GaussianEvent(event.noise_multiplier)
+    if isinstance(event, GaussianEvent | BoundedRangeEvent | PureEvent):
+        return event
+    raise UnknownEventError(f"audit: expected one release (Gaussian, bounded range or pure), found {event.kind!r}.")
+
+
+def rate_of(event: Event) -> float:
+    """Returns the chance that the target is in the sample."""
+    return event.sampling_rate if isinstance(event, SubsampledEvent | SampledBallEvent) else 1.0
+
+
+def unit_of(event: Event) -> str:
+    """Returns in what the loss of one release is counted: "mu", "range" or "epsilon"."""
+    return _UNITS[type(base_of(event))]
+
+
+def claimed(event: Event) -> float:
+    """Returns what an event allows, in its unit: mu, range or epsilon of one release on a known sample."""
+    base = base_of(event)
+    if isinstance(base, GaussianEvent):
+        return 1.0 / base.noise_multiplier
+    return base.bound if isinstance(base, BoundedRangeEvent) else base.epsilon
+
+
+def loss(event: Event, chance: float, chance_without: float) -> float:
+    """Returns the least parameter of an event of this kind under which an outcome can have these two chances.
+
+    Gaussian: mu, from the trade-off of two normals. Bounded range: the two odds differ by a factor of at most e^range.
+    Pure: neither the chances nor those of the complement differ by more than a factor of e^epsilon. On a sample that
+    holds the target with probability q: the chance given that it does is at least (chance - (1 - q) without) / q.
+
+    Source: Dong, Roth, Su (2022), equation 6, for normals; Dong, Durfee, Rogers (2020), definition 2.1, for the range.
+    """
+    base, rate = base_of(event), rate_of(event)
+    given = (chance - (1.0 - rate) * chance_without) / rate if rate < 1.0 else chance
+    if rate < 1.0 and given >= 1.0:
+        return math.inf
+    if given <= 0.0 or chance_without >= 1.0:
+        return -math.inf
+    if isinstance(base, GaussianEvent):
+        return float(special.ndtri(given) - special.ndtri(chance_without))
+    if isinstance(base, BoundedRangeEvent):
+        return float(special.logit(given) - special.logit(chance_without))
+    with np.errstate(divide="ignore"):
+        return float(max(np.log(given / chance_without), np.log((1.0 - chance_without) / (1.0 - given))))
+
+
+def allowed(event: Event, chances_without: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns how likely an event lets outcomes be with the target that are this likely without: one minus f."""
+    base, rate, bound = base_of(event), rate_of(event), claimed(event)
+    given: NDArray[np.float64]
+    if isinstance(base, GaussianEvent):
+        given = special.ndtr(special.ndtri(chances_without) + bound)
+    elif isinstance(base, BoundedRangeEvent):
+        given = special.expit(special.logit(chances_without) + bound)
+    else:
+        given = np.minimum(math.exp(bound) * chances_without, 1.0 - math.exp(-bound) * (1.0 - chances_without))
+    return rate * given + (1.0 - rate) * chances_without
+
+
+def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float = ALARM / 2) -> float:
+    """Returns the exact chance that one outcome refutes an event, from its true chances with and without the target.
+
+    Args:
+      event: what is claimed.
+      chances: of the outcome, with the target and without it.
+      runs: of each side.
+      alarm: of each of the two confidence bounds.
+
+    >>> from langchain_dpicl.privacy.events import GaussianEvent
+    >>> from scipy.special import ndtr
+    >>> root = 2 * 2**0.5  # mu = 2 is claimed, the noise is too small by sqrt(2)
+    >>> round(power(GaussianEvent(0.5), (ndtr(root / 2), ndtr(-root / 2)), runs=707), 3)
+    0.987
+    """
+    hits = np.arange(runs + 1)
+    least = np.where(hits > 0, stats.beta.ppf(alarm, np.maximum(hits, 1), runs - hits + 1), 0.0)
+    most = np.where(hits < runs, stats.beta.isf(alarm, hits + 1, np.maximum(runs - hits, 1)), 1.0)
+    # With x hits, those numbers of hits without the target refute that let `least[x]` be above what is allowed.
+    refuting = np.searchsorted(allowed(event, most), least, side="left") - 1
+    found = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
+    return float(min(1.0, found.sum()))
+
+
+def runs_needed(
+    event: Event, chances: tuple[float, float], *, alarm: float = ALARM / 2, power_wanted: float = POWER
+) -> int:
+    """Returns the least number of runs of each side, to a part in 64, that refutes an event with the wanted power.
+
+    Raises:
+      ConfigurationError: the chances are within what is allowed, so that no number would do; or more than 2^22 runs.
+    """
+    check_real("power_wanted", power_wanted, low=0.0, high=1.0, low_open=True, high_open=True)
+    if chances[0] <= float(allowed(event, np.array(chances[1]))):
+        check_real("chances", chances[0], low=float(allowed(event, np.array(chances[1]))), low_open=True)
+    low, high = 0, 16
+    while power(event, chances, runs=high, alarm=alarm) < power_wanted:
+        low, high = high, check_int("runs", 2 * high, low=1, high=2**22)
+    while high - low > max(1, high // 64):
+        middle = (low + high) // 2
+        if power(event, chances, runs=middle, alarm=alarm) < power_wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Returns the epsilon of mu-Gaussian differential privacy at `delta`, exactly.
+
+    Source: Dong, Roth, Su (2022), corollary 2.13; Balle and Wang (2018), theorem 8.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
+    """
+    if mu <= 0.0 or not math.isfinite(mu):
+        return max(mu, 0.0)
+
+    def excess(epsilon: float) -> float:
+        tail = math.exp(epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)))
+        return float(special.ndtr(-epsilon / mu + mu / 2)) - tail - delta
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, mu * mu / 2 + mu * 40.0 + 1.0, xtol=1e-12))
+
+
+def mu_squared(event: Event) -> float | None:
+    """Returns the sum of mu^2 of releases that are all Gaussian and on everybody; None for any other."""
+    if isinstance(event, GaussianEvent) or (isinstance(event, SampledBallEvent) and event.sampling_rate >= 1.0):
+        return event.noise_multiplier**-2
+    if isinstance(event, RepeatedEvent):
+        inner = mu_squared(event.event)
+        return None if inner is None else event.count * inner
+    if isinstance(event, ComposedEvent):
+        parts = [mu_squared(one) for one in event.events]
+        return None if None in parts else math.fsum(part for part in parts if part is not None)
+    return None
+
+
+def epsilon_seen(event: Event, chance: float, chance_without: float, delta: float) -> float:
+    """Returns an epsilon that no (epsilon, delta)-DP mechanism with these two chances is below.
+
+    log((chance - delta) / without), whatever the mechanism is; for Gaussian noise on everybody also the epsilon of the
+    mu that the chances need.
+
+    Args:
+      event: which kind of release it is claimed to be.
+      chance: a lower bound of the outcome's chance with the target.
+      chance_without: an upper bound without it.
+      delta: of the claim.
+    """
+    plain = math.log((chance - delta) / chance_without) if chance > delta and chance_without > 0.0 else 0.0
+    if isinstance(base_of(event), GaussianEvent) and rate_of(event) >= 1.0:
+        plain = max(plain, gaussian_epsilon(loss(event, chance, chance_without), delta))
+    return max(0.0, plain)

@@ -1,0 +1,159 @@
+"""What an audit says: frozen results with a verdict each, and the report of all of them. Knows no component."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.exceptions import DPICLError
+
+Verdict: TypeAlias = Literal["sound", "violated", "undecided"]
+
+CANNOT_SEE: tuple[str, ...] = (
+    "failures with a chance below about 1e-6 (the delta)",
+    "a wrong definition of neighbours, or a wrong unit (one person with five records)",
+    "slack or an error of a few percent in an accountant's formula",
+    "parameters that were chosen by looking at the data",
+    "coins that are weak but look uniform",
+    "side channels: timing, traffic, the provider's logs",
+    "a ledger that was put back to an older copy",
+    "neighbours worse than those that were tried",
+    "what the model's provider sees: every private prompt",
+)
+"""What no audit of this kind catches; proofs, reviews and the ledger's own checks are for those."""
+
+
+class PrivacyAuditError(DPICLError, AssertionError):
+    """An audit found a violation, or could not decide where it had to.
+
+    Attributes:
+      report: what was found.
+    """
+
+    def __init__(self, message: str, *, report: AuditReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditResult:
+    """What one check found.
+
+    Attributes:
+      check: what was looked at.
+      verdict: "violated": the claim is refuted; "sound": it is not, and half of the noise would have been seen;
+        "undecided": it is not, but the check was too small to tell.
+      lower_bound: epsilon that the answers prove, at `delta`; None where the check is about no epsilon.
+      claimed_epsilon: epsilon, at the same delta, of the event that one trial is charged for.
+      delta: of both.
+      found: the same proof in the event's own unit; `claimed` is what it may be.
+      claimed: mu, range or epsilon of one release.
+      unit: which of them.
+      confidence: chance, at least, that sound code is not called violated.
+      runs: trials of each side, or draws that were looked at.
+      power: chance that half of the noise (or twice the rate) is called violated; None: no chance is involved.
+      details: what refutes the claim, or why it is undecided.
+      blind_to: what this check in particular cannot see.
+    """
+
+    check: str
+    verdict: Verdict
+    lower_bound: float | None = None
+    claimed_epsilon: float | None = None
+    delta: float | None = None
+    found: float | None = None
+    claimed: float | None = None
+    unit: str | None = None
+    confidence: float = 1.0 - ALARM
+    runs: int = 0
+    power: float | None = None
+    details: tuple[str, ...] = ()
+    blind_to: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as JSON values; an infinite number is the text "inf"."""
+        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+
+    def __str__(self) -> str:
+        parts = [f"{self.verdict:<9} {self.check}"]
+        if self.claimed_epsilon is not None and self.lower_bound is not None:
+            parts.append(f"epsilon at least {self.lower_bound:.3g}, claimed {self.claimed_epsilon:.3g}")
+        if self.found is not None and self.claimed is not None and self.unit != "epsilon":
+            parts.append(f"{self.unit} {max(self.found, 0.0):.3g} of {self.claimed:.3g}")
+        parts += [f"{self.runs:,} runs"] if self.runs else []
+        parts += [f"power {self.power:.3f}"] if self.power is not None else []
+        return "; ".join([*parts, *self.details])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditReport:
+    """All that an audit found.
+
+    Attributes:
+      subject: what was audited.
+      results: one per check.
+      seconds: how long it took.
+      cannot_see: what no audit of this kind catches.
+    """
+
+    subject: str
+    results: tuple[AuditResult, ...]
+    seconds: float = 0.0
+    cannot_see: tuple[str, ...] = field(default=CANNOT_SEE)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all verdicts."""
+        found = {result.verdict for result in self.results}
+        return "violated" if "violated" in found else "undecided" if "undecided" in found or not found else "sound"
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was refuted."""
+        return self.verdict != "violated"
+
+    def violations(self) -> tuple[AuditResult, ...]:
+        """Returns the checks that failed."""
+        return tuple(result for result in self.results if result.verdict == "violated")
+
+    @property
+    def false_alarm(self) -> float:
+        """Chance, at most, that sound code fails this audit."""
+        return sum(1.0 - result.confidence for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as JSON values."""
+        return {
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "false_alarm": self.false_alarm,
+            "seconds": round(self.seconds, 2),
+            "results": [result.to_dict() for result in self.results],
+            "cannot_see": list(self.cannot_see),
+        }
+
+    def to_json(self) -> str:
+        """Returns the report as JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def summary(self) -> str:
+        """Returns what is said after the results: the verdict, how sure it is, and what no audit sees."""
+        lines = [
+            f"{self.subject}: {self.verdict} ({len(self.results)} checks, {self.seconds:.0f} s)",
+            f"Sound code is called violated with a chance of at most {self.false_alarm:.0e}.",
+            "A check with a power would have seen half of the noise with that chance.",
+            "No audit sees:",
+        ]
+        return "\n".join([*lines, *(f"  - {text}" for text in self.cannot_see)])
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"  {result}" for result in self.results), self.summary()])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

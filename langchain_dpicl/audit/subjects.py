@@ -1,0 +1,216 @@
+"""What is audited: a plan, as `dpicl plan --json` shows it or as a component holds it, and what is claimed of it.
+
+A plan's JSON is rebuilt with the package's own planner, at the noise that it states, so that its epsilon is computed
+again. Knows public numbers only: of a component its plan and its ledger are read, its records never.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from langchain_dpicl.audit.components import share_of
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.free_form import DPFreeFormRunnable
+from langchain_dpicl.labelling import PromptPATELabeler
+from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
+from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.query_planning import QueryPlan, plan_queries
+from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from langchain_dpicl.token_rules import TokenRule
+from langchain_dpicl.training_planning import TrainingPlan, plan_training
+from langchain_dpicl.training_run import TrainingRun
+from langchain_dpicl.voting import DPVotingRunnable
+
+Method: TypeAlias = Literal["voting", "free_form", "pate", "generation", "dpsgd"]
+Plan: TypeAlias = QueryPlan | LabellingPlan | GenerationPlan | TrainingPlan
+
+_SUMS = {"vote_sum": VoteSum, "probability_sum": ProbabilitySum}
+_CLASSES: tuple[tuple[type, Method], ...] = (
+    (DPVotingRunnable, "voting"),
+    (DPFreeFormRunnable, "free_form"),
+    (PromptPATELabeler, "pate"),
+    (DemonstrationSynthesizer, "generation"),
+    (TrainingRun, "dpsgd"),
+)
+FRONT_ROOMS = tuple(kind.__name__ for kind, _ in _CLASSES)
+"""The components that can be audited as objects."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is audited.
+
+    Attributes:
+      name: for the report.
+      method: which component runs it.
+      plan: what runs, with the epsilon that it costs by this package's accounting, computed now.
+      epsilon: what is claimed.
+      delta: at which it is claimed.
+      options: public options of the component that change what leaves: `with_scores`, `abstain_below`, `votes`,
+        `aggregation`.
+      component: the object, if there is one; its ledger is read.
+    """
+
+    name: str
+    method: Method
+    plan: Plan
+    epsilon: float
+    delta: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    component: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, given: Any, *, name: str | None = None) -> Subject:
+        """Returns the subject of a component, a plan, or the JSON of a plan.
+
+        Args:
+          given: a component, a plan, or the JSON of `dpicl plan --json` as a mapping.
+          name: for the report; None: what it calls itself.
+
+        Raises:
+          ConfigurationError: it is none of them, or a field is missing.
+        """
+        if isinstance(given, Subject):
+            return given
+        if isinstance(given, Mapping):
+            return _of_json(given, name=name)
+        for kind, method in _CLASSES:
+            if isinstance(given, kind):
+                return _of_component(given, method, name=name or kind.__name__)
+        if isinstance(given, QueryPlan | LabellingPlan | GenerationPlan | TrainingPlan):
+            method = _method_of(given.to_dict())
+            shown = name or f"a plan of {method}"
+            return cls(name=shown, method=method, plan=given, epsilon=given.epsilon, delta=given.delta)
+        expected = f"a component ({', '.join(FRONT_ROOMS)}), a plan, or the JSON of `dpicl plan --json`"
+        raise fail("audit", expected, type(given).__name__, "A prompt template or selector: audit what made it.")
+
+
+def _of_component(given: Any, method: Method, *, name: str) -> Subject:
+    """Reads what is public of a component: its plan, its share of the budget, and what leaves it."""
+    options: dict[str, Any] = {}
+    if method == "voting":
+        options = {"with_scores": given.with_scores, "abstain_below": given.abstain_below}
+    if method == "free_form":
+        options = {"aggregation": given.space.kind}
+    share = share_of(given)
+    epsilon = given.plan.epsilon if share.epsilon is None else share.epsilon
+    delta = given.plan.delta if share.delta is None else share.delta
+    return Subject(
+        name=name, method=method, plan=given.plan, epsilon=epsilon, delta=delta, options=options, component=given
+    )
+
+
+def _method_of(plan: Mapping[str, Any]) -> Method:
+    for key, method in (("teachers", "pate"), ("shots_per_label", "generation"), ("steps", "dpsgd")):
+        if key in plan:
+            return method  # type: ignore[return-value]
+    return "free_form" if plan.get("aggregation") in {"unit_vector_sum", "keyword_sum"} else "voting"
+
+
+def _of_json(given: Mapping[str, Any], *, name: str | None) -> Subject:
+    plan = given.get("plan", given)
+    if not isinstance(plan, Mapping):
+        raise fail("audit", "a plan: the JSON of `dpicl plan --json`", type(plan).__name__)
+    method, problem = _method_of(plan), ""
+    try:
+        epsilon, delta = check_epsilon(plan["epsilon"]), check_delta(plan["delta"])
+        made = _REBUILT[method](plan)
+    except KeyError as error:
+        problem = f"with the field {error.args[0]!r}, found none"
+    except (TypeError, AttributeError):
+        problem = "as `dpicl plan --json` writes it, found fields of another kind"
+    if problem:
+        raise ConfigurationError(f"audit: expected a plan of {method} {problem}.")
+    options: dict[str, Any] = {}
+    if method in {"voting", "pate"} and plan.get("constants"):
+        options["abstain_below"] = 0.5
+    return Subject(
+        name=name or f"a plan of {method}", method=method, plan=made, epsilon=epsilon, delta=delta, options=options
+    )
+
+
+def _design(plan: Mapping[str, Any]) -> RowDesign:
+    return RowDesign(**{one.name: plan[one.name] for one in dataclasses.fields(RowDesign)})
+
+
+def _terms(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "epsilon": None,
+        "delta": plan["delta"],
+        "adjacency": plan["adjacency"],
+        "noise_multiplier": plan["noise_multiplier"],
+    }
+
+
+def _queries(plan: Mapping[str, Any]) -> dict[str, Any]:
+    if plan["aggregation"] not in _SUMS:
+        advice = "Give the component instead of its plan."
+        raise fail("aggregation", f"one of {sorted(_SUMS)}", plan["aggregation"], advice)
+    return {
+        **_terms(plan),
+        "max_queries": plan["max_queries"],
+        "width": plan["candidates"],
+        "aggregation": _SUMS[plan["aggregation"]](),
+        "mechanism": plan["mechanism"],
+        "design": _design(plan),
+        "constants": tuple(plan["constants"]),
+    }
+
+
+def _voting(plan: Mapping[str, Any]) -> QueryPlan:
+    return plan_queries(plan["public_size"], **_queries(plan))
+
+
+def _pate(plan: Mapping[str, Any]) -> LabellingPlan:
+    terms = {**_queries(plan), "teachers": plan["teachers"], "max_answers": plan["max_answers"]}
+    mechanism = plan["release"]["mechanism"]
+    if mechanism["name"] == ConfidentGNMaxMechanism.name:
+        numbers = {key: value for key, value in mechanism.items() if key != "name"}
+        terms |= {"mechanism": ConfidentGNMaxMechanism(**numbers), "noise_multiplier": None}
+    else:
+        terms["threshold"] = plan["threshold"]
+    return plan_labelling(plan["public_size"], **terms)
+
+
+def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
+    names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
+    given = {name: plan.get(name) for name in names}
+    if plan["mechanism"] != "clip_and_blend":
+        given |= {"blend_weight": None, "center": None}
+    return plan_generation(
+        {row["label"]: row["public_size"] for row in plan["labels"]},
+        **_terms(plan),
+        mechanism=TokenRule(plan["mechanism"], **given),
+        design=_design(plan),
+        redraw_every=plan["redraw_every"],
+        shots_per_label=plan["shots_per_label"],
+        segments=[Segment(name, tokens) for name, tokens in plan["max_tokens"].items()],
+        candidates=plan["candidates"],
+    )
+
+
+def _dpsgd(plan: Mapping[str, Any]) -> TrainingPlan:
+    return plan_training(
+        plan["public_size"],
+        **_terms(plan),
+        expected_batch_size=plan["expected_batch_size"],
+        l2_clip_norm=plan["l2_clip_norm"],
+        width=plan["width"],
+        steps=plan["steps"],
+    )
+
+
+_REBUILT: dict[str, Any] = {
+    "voting": _voting,
+    "free_form": _voting,
+    "pate": _pate,
+    "generation": _generation,
+    "dpsgd": _dpsgd,
+}

@@ -1,0 +1,166 @@
+"""Games against `PromptDPSGD`: what released weights tell apart, step by step, and which canaries a whole run knew."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.audit import one_run
+from langchain_dpicl.audit.bounds import gaussian_epsilon, mu_squared
+from langchain_dpicl.audit.components import share_of, training_of
+from langchain_dpicl.audit.games import Game
+from langchain_dpicl.audit.readers import ReadGradients
+from langchain_dpicl.audit.results import AuditResult
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE
+from langchain_dpicl.training_planning import TrainingPlan
+from langchain_dpicl.training_run import TrainingRun
+
+LOUD = 25.0
+"""Length of a canary's gradient, in clips."""
+CLIP = 0.1
+CANARIES = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepGame(Game):
+    """A game whose trials are the steps of one run; see `components.training_of` for its units and options.
+
+    Units are gradients along axes: "0:2.5" is one of length 2.5 along the first axis. The adversary looks whether the
+    released sum, in clips, points further along `direction` than `threshold`.
+
+    Attributes:
+      width: trained parameters.
+      far: where a sum that was not clipped stands, and no other.
+    """
+
+    width: int = 4
+    far: float = math.inf
+
+    def outcomes(self) -> tuple[str, ...]:
+        """Returns two outcomes of three: below the threshold, or far beyond it."""
+        return ("below", "far")
+
+    def outcome(self, moved: float) -> str:
+        """Returns where a released sum stands."""
+        return "below" if moved <= self.threshold else "above" if moved <= self.far else "far"
+
+    def sides(self) -> tuple[TrainingSide, TrainingSide]:
+        """Prepares a run on both data sets."""
+        return TrainingSide(self, self.units), TrainingSide(self, self.neighbour)
+
+    def event(self, side: TrainingSide) -> Event:
+        """Returns the event of the ticket of one step."""
+        return side.run.plan.tickets()[0].event
+
+
+class TrainingSide:
+    """One run, and where its steps went so far."""
+
+    def __init__(self, game: StepGame, units: tuple[str, ...]) -> None:
+        self.game = game
+        self.counts: Counter[str] = Counter()
+        self.run = training_of(units, game.runs, engine=ReadGradients(game.width), l2_clip_norm=CLIP, **game.options)
+        self._stream = self.run.stream(progress=False)
+        self._weights = self.run.weights
+
+    def play(self, runs: int) -> None:
+        """Makes so many steps more."""
+        direction = np.array(self.game.direction)
+        for _ in itertools.islice(self._stream, runs):
+            before, self._weights = self._weights, self.run.weights
+            moved = (before - self._weights) / self.run.plan.average_factor  # the released sum, in clips
+            self.counts[self.game.outcome(float(direction @ moved))] += 1
+
+    @property
+    def played(self) -> int:
+        """Trials so far."""
+        return self.counts.total()
+
+    def faults(self) -> Iterator[str]:
+        """Yields a fault if there were more steps than were paid for."""
+        if self.run.steps_left != self.run.plan.steps - self.counts.total():
+            yield "tickets: the ledger holds another number of them than there were steps"
+
+
+def canaries(
+    run_options: dict[str, Any], *, count: int = CANARIES, name: str = "one run, many canaries"
+) -> AuditResult:
+    """Trains once with many canaries, half of them left out by fair coins, and guesses from the weights which.
+
+    Every canary has an axis of its own: the worst there can be. The guesser speaks of half of them. Runs without
+    sampling are compared by their mu, which tells several times as much; others by their epsilon at a delta of 1e-12.
+
+    Args:
+      run_options: options of `PromptDPSGD.prepare`, the rate as `sampling_rate`, `steps`, and `adjacency`.
+      count: canaries, and trained parameters.
+      name: of the check.
+    """
+    guesses = count // 2
+    present = SYSTEM_RANDOM.uniform(count) < 0.5
+    run = _trained(present, dict(run_options))
+    right = right_guesses(run.weights, present, guesses)
+    found, seen, claimed, unit = _proved(run.plan, right, guesses, count)
+    most = _proved(run.plan, guesses, guesses, count)[0]
+    is_blind = most <= claimed
+    told = f"{right} of {guesses} guesses were right"
+    return AuditResult(
+        check=name,
+        verdict="violated" if found > claimed else "undecided" if is_blind else "sound",
+        lower_bound=seen,
+        claimed_epsilon=run.plan.epsilon,
+        delta=run.plan.delta,
+        found=found,
+        claimed=claimed,
+        unit=unit,
+        runs=1,
+        details=(told, f"all of them would prove {unit} {most:.2g} of {claimed:.2g} claimed") if is_blind else (told,),
+        blind_to=("noise that is too small by less than a factor of several: one run is a blunt tool",),
+    )
+
+
+def _proved(plan: TrainingPlan, right: int, guesses: int, count: int) -> tuple[float, float, float, str]:
+    """Returns (proved, proved as epsilon, claimed, unit) for so many right guesses."""
+    event = plan.event()
+    squared = mu_squared(event)
+    if squared is not None:
+        mu = one_run.lower_mu(right, guesses, canaries=count)
+        return mu, gaussian_epsilon(mu, plan.delta), math.sqrt(squared), "mu"
+    delta = one_run.TINY_DELTA
+    seen = one_run.lower_bound(right, guesses, delta=delta, canaries=count)
+    claimed = accounting.epsilon_upper_bound(event, delta=delta, adjacency=plan.release.adjacency)
+    return seen, 0.0, claimed, "epsilon"
+
+
+def can_refute(plan: TrainingPlan, *, count: int = CANARIES) -> bool:
+    """Returns whether the claim is small enough for right guesses to refute it."""
+    found, _, claimed, _ = _proved(plan, count // 2, count // 2, count)
+    return found > claimed
+
+
+def _trained(present: Any, options: dict[str, Any]) -> TrainingRun:
+    count = len(present)
+    units = [f"{place}:{-LOUD * CLIP}" for place in present.nonzero()[0]]
+    batch = max(1, round(options.pop("sampling_rate", 1.0) * count))
+    steps = options.pop("steps", 8)
+    engine = ReadGradients(count)
+    made = {"public_size": count, "expected_batch_size": batch, "l2_clip_norm": CLIP, **options}
+    run = training_of(units, steps, engine=engine, **made)
+    run.run(progress=False)
+    if share_of(run).remaining(STEP_TEMPLATE):
+        raise RuntimeError("a run ended before its tickets did")
+    return run
+
+
+def right_guesses(scores: Any, present: Any, guesses: int) -> int:
+    """Says of the best half of the guesses that they were in, of the others that they were not; counts right ones."""
+    order, half = np.argsort(scores), guesses // 2
+    return int(present[order[-half:]].sum() + (~present[order[:half]]).sum())

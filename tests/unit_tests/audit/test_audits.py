@@ -1,0 +1,311 @@
+"""The front door of the audits: what is taken, what is said, and that it can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import ConfigurationError
+from langchain_dpicl.audit import (
+    CANNOT_SEE,
+    AuditReport,
+    AuditResult,
+    PrivacyAuditError,
+    Subject,
+    assert_private,
+    audit,
+    cases,
+    control,
+    games_of,
+    ledgers,
+    parts,
+    play,
+    sampled,
+    suite,
+)
+from langchain_dpicl.audit.answering import VotingGame
+from langchain_dpicl.audit.components import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
+from langchain_dpicl.audit.games import power_of
+from langchain_dpicl.audit.readers import ReadGradients
+from langchain_dpicl.cli import main
+from langchain_dpicl.labelling_planning import plan_labelling
+from langchain_dpicl.planning import plan_generation
+from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.query_planning import plan_queries
+from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.token_rules import TokenRule
+from langchain_dpicl.training_planning import plan_training
+
+SLOTS = RowDesign.choose(rows="slots", num_slots=5, shots_per_slot=2)
+TERMS: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 1.5}
+PLANS = {
+    "voting": plan_queries(800, max_queries=20, width=3, design=SLOTS, **TERMS),
+    "pate": plan_labelling(800, max_queries=20, width=3, teachers="one_sample", design=SLOTS, **TERMS),
+    "confident": plan_labelling(
+        50,
+        **{**TERMS, "noise_multiplier": None},
+        max_queries=5,
+        width=3,
+        teachers="fixed",
+        adjacency="replace_one",
+        mechanism=ConfidentGNMaxMechanism(2.0, 3.0, threshold=30.0),
+        max_answers=3,
+    ),
+    "generation": plan_generation({"a": 500, "b": 700}, design=SLOTS, candidates=11, **TERMS),
+    "logits": plan_generation(
+        {None: 500}, mechanism=TokenRule("clip_and_blend", temperature=0.7), candidates=50, **TERMS
+    ),
+    "dpsgd": plan_training(1000, expected_batch_size=50, l2_clip_norm=0.1, width=12, steps=5, **TERMS),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_json_of_a_plan_is_rebuilt_at_the_same_price_and_a_smaller_claim_is_refuted(name: str) -> None:
+    told = json.loads(json.dumps(PLANS[name].to_dict()))
+    subject = Subject.of({"plan": told})
+    assert subject.plan.event() == PLANS[name].event()
+    assert subject.method == {"confident": "pate", "logits": "generation"}.get(name, name)
+    assert ledgers.price(subject).verdict == "sound"
+    assert ledgers.price(Subject.of({**told, "epsilon": 0.9 * told["epsilon"]})).verdict == "violated"
+    assert ledgers.price(Subject.of({**told, "delta": told["delta"] / 1e3})).verdict == "violated"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_game_of_a_plan_states_its_power(name: str) -> None:
+    games = games_of(Subject.of(PLANS[name]))
+    assert games
+    assert all(game.law is not None for game in games)
+
+
+COMPONENTS = {
+    "DPVotingRunnable": lambda: voter_of((), max_queries=3, with_scores=True, mechanism="gaussian"),
+    "DPFreeFormRunnable": lambda: helper_of((), max_queries=3),
+    "PromptPATELabeler": lambda: labeler_of((), 3),
+    "DemonstrationSynthesizer": lambda: synthesizer_of((), 3),
+    "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2)),
+}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_component_is_audited_by_its_plan_and_its_ledger(name: str) -> None:
+    component = COMPONENTS[name]()
+    subject = Subject.of(component)
+    assert subject.name == name
+    assert subject.plan is component.plan
+    assert [check(subject).verdict for check in (ledgers.price, ledgers.tickets, ledgers.report)] == ["sound"] * 3
+    other = dataclasses.replace(subject, plan=COMPONENTS_OTHER[name]().plan)
+    assert ledgers.tickets(other).verdict == "violated"
+
+
+COMPONENTS_OTHER = {
+    "DPVotingRunnable": lambda: voter_of((), max_queries=4, with_scores=True, mechanism="gaussian"),
+    "DPFreeFormRunnable": lambda: helper_of((), max_queries=3, noise_multiplier=0.4),
+    "PromptPATELabeler": lambda: labeler_of((), 3, noise_multiplier=0.4),
+    "DemonstrationSynthesizer": lambda: synthesizer_of((), 4),
+    "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2), noise_multiplier=0.4),
+}
+
+
+def test_a_report_that_does_not_add_up_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject.of(COMPONENTS["DPVotingRunnable"]())
+    real = subject.component.budget.report().to_dict()
+    real["shares"][0]["epsilon"] = 0.1
+    monkeypatch.setattr(type(subject.component.budget), "report", lambda self: real)
+    assert ledgers.report(subject).verdict == "violated"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"plan": 3}, {"plan": {"max_queries": 3}}, 7, "voter", object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_audited_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="audit: expected"):
+        audit(wrong)
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, -1], ids=repr)
+@pytest.mark.parametrize("field", ["epsilon", "delta", "noise_multiplier", "adjacency", "num_slots", "constants"])
+def test_a_plan_with_a_field_of_another_kind_is_refused(field: str, value: Any) -> None:
+    if (field == "constants" and not value and value is not None) or (field, value) == ("num_slots", None):
+        return  # no constants, and the planner's own number
+    with pytest.raises(ConfigurationError):
+        Subject.of({**PLANS["voting"].to_dict(), field: value})
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+SMALL = VotingGame(
+    units=("1,0",),
+    neighbour=(),
+    runs=30,
+    options={"mechanism": "gaussian", "noise_multiplier": 0.5},
+    law=next(cases.vote_cases(VotingGame, mechanism="gaussian", rows="slots", adjacency="add_remove")).law,
+)
+
+
+def test_a_game_that_is_too_small_is_undecided_and_says_so() -> None:
+    result = play(SMALL)
+    assert result.verdict == "undecided"
+    assert result.power is not None
+    assert result.power < 0.99
+    assert "give more runs" in str(result)
+
+
+def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() -> None:
+    assert control(SMALL).verdict == "undecided"
+    game = dataclasses.replace(SMALL, runs=400, law=None)  # missed with a chance of 1e-14
+    found = control(game)
+    assert found.verdict == "sound"
+    assert found.found > found.claimed
+    assert power_of(game, None) is None
+
+
+def test_a_false_claim_is_violated_with_a_lower_bound_above_it() -> None:
+    from langchain_dpicl.privacy.events import GaussianEvent
+
+    # A mu of 2 is lost and 0.5 is claimed; missed with a chance below 1e-9.
+    result = play(dataclasses.replace(SMALL, runs=400, law=None), claim=GaussianEvent(2.0))
+    assert result.verdict == "violated"
+    assert result.lower_bound > result.claimed_epsilon
+    assert result.details
+
+
+def test_reports_say_the_worst_and_add_up_their_alarms() -> None:
+    def result(verdict: Any, confidence: float = 1 - 1e-6) -> AuditResult:
+        return AuditResult(check="one", verdict=verdict, confidence=confidence, found=float("inf"))
+
+    assert AuditReport(subject="x", results=()).verdict == "undecided"
+    assert AuditReport(subject="x", results=(result("sound"), result("undecided"))).verdict == "undecided"
+    report = AuditReport(subject="x", results=(result("sound"), result("violated"), result("sound", 1.0)))
+    assert (report.verdict, report.ok) == ("violated", False)
+    assert report.false_alarm == pytest.approx(2e-6)
+    told = json.loads(report.to_json())
+    assert told["results"][0]["found"] == "inf"
+    assert told["cannot_see"] == list(CANNOT_SEE)
+    assert all(line in str(report) for line in CANNOT_SEE)
+
+
+# --- the whole, on the quick methods ------------------------------------------------------------------------------------
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the games and the samples to the slow tests."""
+    monkeypatch.setattr(suite, "games_of", lambda subject: ())
+    monkeypatch.setattr(suite, "_sample_checks", lambda subject: ())
+    monkeypatch.setattr(suite, "_coin_of", lambda subject: None)
+
+
+def test_a_sound_component_passes_and_is_neither_read_nor_charged() -> None:
+    voter = voter_of(("1,0",), public_size=100, num_slots=5, max_queries=20, mechanism="gaussian", with_scores=True)
+    seen: list[AuditResult] = []
+    report = assert_private(voter, progress=seen.append)
+    assert list(report.results) == seen
+    assert {result.verdict for result in seen} == {"sound"}
+    assert len(seen) >= 10
+    assert report.false_alarm < 1e-5
+    assert share_of(voter).remaining("query") == 20
+
+
+def test_a_violation_is_an_assertion_that_pytest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    claimed = {**PLANS["voting"].to_dict(), "epsilon": 0.01}
+    with pytest.raises(PrivacyAuditError, match=r"claimed is epsilon 0\.01") as caught:
+        assert_private(claimed)
+    assert isinstance(caught.value, AssertionError)
+    assert caught.value.report.violations()[0].check == "price: computed again"
+
+
+def test_what_is_undecided_fails_unless_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    monkeypatch.setattr(suite, "games_of", lambda subject: (SMALL,))
+    with pytest.raises(PrivacyAuditError):
+        assert_private(PLANS["voting"])
+    assert assert_private(PLANS["voting"], allow_undecided=True).verdict == "undecided"
+
+
+@pytest.mark.parametrize("bug", ["drawn twice", "wrong rate", "noise", "sum"])
+def test_a_planted_part_of_a_users_plan_is_caught_by_the_whole(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_dpicl.privacy import mechanisms
+    from langchain_dpicl.privacy.aggregation import VoteSum
+    from langchain_dpicl.privacy.bounded import Sensitivity
+    from langchain_dpicl.privacy.sampling import PoissonSlots
+
+    quick(monkeypatch)
+    real = PoissonSlots.draw
+    if bug == "drawn twice":
+        monkeypatch.setattr(PoissonSlots, "draw", lambda self, n, *, rng: (*real(self, n, rng=rng)[:-1], (0, 0)))
+    elif bug == "wrong rate":
+        wrong = PoissonSlots(0.1, 5, 2)
+        monkeypatch.setattr(PoissonSlots, "draw", lambda self, n, *, rng: real(wrong, n, rng=rng))
+    elif bug == "noise":
+        monkeypatch.setattr(mechanisms, "_ROUND_UP", 0.7)
+    else:
+        monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=1.0, linf=1.0))
+    assert audit(PLANS["voting"]).verdict == "violated"
+
+
+def test_reused_coins_and_samples_are_violations() -> None:
+    assert parts.freshness(lambda: True).verdict == "violated"
+    coins = iter([True, False] * 100)
+    assert parts.freshness(lambda: next(coins)).verdict == "violated"
+    assert sampled.judged([1, 0] * 80, name="x").verdict == "violated"
+    assert sampled.judged([1] * 160, name="x").verdict == "violated"
+    assert sampled.judged([2, 0, 0, 1] * 40, name="x").verdict == "violated"
+
+
+# --- dpicl audit --------------------------------------------------------------------------------------------------------
+
+MODULE = """
+from langchain_dpicl.audit.components import voter_of
+def make():
+    return voter_of((), max_queries=3)
+voter = make()
+def broken():
+    raise ValueError("a secret in a message")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    quick(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "audited_project.py").write_text(MODULE)
+    (tmp_path / "plan.json").write_text(json.dumps({"plan": PLANS["voting"].to_dict()}))
+    (tmp_path / "wrong.json").write_text(json.dumps({**PLANS["voting"].to_dict(), "epsilon": 0.01}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", ["plan.json", "audited_project:voter", "audited_project:make()"])
+def test_the_command_audits_a_plan_or_an_object(what: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", what, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["subject"], told["verdict"]) == (what, "sound")
+
+
+def test_the_command_fails_on_a_violation(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "wrong.json"]) == 1
+    said = capsys.readouterr().out
+    assert "violated  price: computed again" in said
+    assert "No audit sees:" in said
+
+
+def test_the_command_fails_on_the_undecided_if_it_is_strict(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "games_of", lambda subject: (SMALL,))
+    assert main(["audit", "plan.json"]) == 0
+    assert main(["audit", "plan.json", "--strict"]) == 1
+
+
+@pytest.mark.parametrize(
+    "what", ["audited_project:broken()", "audited_project:nothing", "no_such_module:x", "missing.json", "a b:c"]
+)
+def test_the_command_says_what_it_could_not_find_and_quotes_no_message(
+    what: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", what]) == 2
+    assert "secret" not in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""What counts prove: every number has a second source."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from langchain_dpicl.audit import bounds, laws, one_run
+from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
+from langchain_dpicl.privacy.accounting import epsilon_upper_bound
+from langchain_dpicl.privacy.events import (
+    BoundedRangeEvent,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    SampledBallEvent,
+    SubsampledEvent,
+)
+from tests.contracts.mechanism import permute_and_flip, softmax
+
+EVENTS = [
+    GaussianEvent(0.5),
+    BoundedRangeEvent(2.0),
+    PureEvent(2.0),
+    SubsampledEvent(GaussianEvent(0.5), 0.3),
+    SubsampledEvent(BoundedRangeEvent(2.0), 0.3),
+    SubsampledEvent(PureEvent(2.0), 0.3),
+]
+ROOT = math.sqrt(2.0)
+
+
+def kind(event: object) -> str:
+    return type(event).__name__
+
+
+@pytest.mark.parametrize(("hits", "runs"), [(0, 10), (1, 10), (7, 10), (10, 10), (431, 1000)])
+def test_bounds_of_a_chance_are_those_of_clopper_and_pearson(hits: int, runs: int) -> None:
+    interval = stats.binomtest(hits, runs).proportion_ci(confidence_level=1 - 2e-6, method="exact")
+    assert bounds.lowest(hits, runs, 1e-6) == pytest.approx(interval.low, rel=1e-9)
+    assert bounds.highest(hits, runs, 1e-6) == pytest.approx(interval.high, rel=1e-9)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=kind)
+def test_what_an_event_allows_is_where_the_loss_is_what_it_claims(event: object) -> None:
+    for without in (1e-6, 0.01, 0.3, 0.5, 0.9):
+        most = float(bounds.allowed(event, np.array(without)))
+        assert without < most < 1.0
+        assert bounds.loss(event, most, without) == pytest.approx(bounds.claimed(event), rel=1e-6)
+        assert bounds.loss(event, most - 1e-4, without) < bounds.claimed(event)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=kind)
+def test_the_power_is_the_sum_over_all_pairs_of_counts(event: object) -> None:
+    runs, alarm, chances = 30, 0.01, (0.97, 0.06)
+    pmf = [stats.binom.pmf(np.arange(runs + 1), runs, chance) for chance in chances]
+    expected = 0.0
+    least = [bounds.lowest(hits, runs, alarm) for hits in range(runs + 1)]
+    most = [bounds.highest(hits, runs, alarm) for hits in range(runs + 1)]
+    for one, other in itertools.product(range(runs + 1), repeat=2):
+        lost = bounds.loss(event, least[one], most[other])
+        if lost > bounds.claimed(event):
+            expected += pmf[0][one] * pmf[1][other]
+    assert bounds.power(event, chances, runs=runs, alarm=alarm) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mu", "factor", "runs"), [(1.0, 2.0, 339), (2.0, ROOT, 707), (2.0, 2.0, 191), (2.0, 4.0, 84), (3.0, 2.0, 280)]
+)
+def test_sizes_are_those_of_the_table_of_optimal_gaussian_tests(mu: float, factor: float, runs: int) -> None:
+    """Power .99 at a false alarm of 1e-6, to 4 % of the runs; a tenth fewer do not reach it."""
+    half = mu * factor / 2
+    chances = (float(special.ndtr(half)), float(special.ndtr(-half)))
+    assert bounds.power(GaussianEvent(1 / mu), chances, runs=math.ceil(1.04 * runs)) >= 0.99
+    assert bounds.power(GaussianEvent(1 / mu), chances, runs=round(0.9 * runs)) < 0.99
+
+
+def test_runs_are_as_many_as_the_power_needs_and_sound_code_needs_none() -> None:
+    half = 2.0
+    chances = (float(special.ndtr(half)), float(special.ndtr(-half)))
+    runs = bounds.runs_needed(GaussianEvent(0.5), chances)
+    assert bounds.power(GaussianEvent(0.5), chances, runs=runs) >= 0.99
+    assert runs == pytest.approx(191, rel=0.03)
+    with pytest.raises(ConfigurationError):
+        bounds.runs_needed(GaussianEvent(0.25), chances)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.7])
+def test_the_epsilon_of_a_mu_is_what_the_accountant_says(mu: float) -> None:
+    upper = epsilon_upper_bound(GaussianEvent(1 / mu), delta=1e-6, adjacency="add_remove")
+    assert bounds.gaussian_epsilon(mu, 1e-6) == pytest.approx(upper, rel=2e-3)
+    assert bounds.gaussian_epsilon(mu, 1e-6) <= upper
+
+
+def test_an_epsilon_that_is_seen_is_below_the_true_one() -> None:
+    """Randomised response attains its epsilon; of a Gaussian the best test is told as its mu."""
+    yes = float(special.expit(1.5))
+    assert bounds.epsilon_seen(PureEvent(1.5), yes, 1 - yes, 1e-9) == pytest.approx(1.5, abs=1e-6)
+    chances = float(special.ndtr(1.0)), float(special.ndtr(-1.0))
+    assert bounds.epsilon_seen(GaussianEvent(0.5), *chances, 1e-6) == pytest.approx(
+        bounds.gaussian_epsilon(2.0, 1e-6), rel=1e-9
+    )
+    assert bounds.epsilon_seen(PureEvent(1.0), 0.3, 0.5, 1e-6) == 0.0
+
+
+def test_a_step_on_everybody_is_a_gaussian_and_several_releases_are_refused() -> None:
+    assert bounds.claimed(SampledBallEvent(0.5, 1.0)) == 2.0
+    assert bounds.unit_of(BoundedRangeEvent(1.0)) == "range"
+    with pytest.raises(UnknownEventError):
+        bounds.claimed(RepeatedEvent(GaussianEvent(1.0), 2))
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+SUMS = (3.0, 2.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_chances_to_win_are_those_of_the_definitions(scale: float) -> None:
+    for place in range(4):
+        assert laws.gumbel_wins(SUMS, place, scale) == pytest.approx(softmax(SUMS, scale)[place], rel=1e-9)
+        found = laws.exponential_wins(SUMS, place, scale)
+        assert found == pytest.approx(permute_and_flip(SUMS, scale)[place], rel=1e-9, abs=1e-15)
+    assert sum(laws.gaussian_wins(SUMS, place, scale) for place in range(4)) == pytest.approx(1.0, abs=1e-9)
+    assert laws.gaussian_wins((1.0, 0.0), 0, scale) == pytest.approx(stats.norm.cdf(1 / (scale * ROOT)), rel=1e-12)
+
+
+def test_a_factor_makes_the_noise_smaller() -> None:
+    law = laws.index_law("gumbel", ((1.0, 0.0), (0.0, 1.0)), scale=1.0)
+    assert law(2.0) == pytest.approx((special.expit(2.0), special.expit(-2.0)))
+    assert laws.odds_law((1.0, -1.0))(2.0) == pytest.approx(law(2.0))
+    assert laws.vector_law((1.0, 0.0), scale=0.5, threshold=0.5)(2.0) == pytest.approx(
+        (special.ndtr(2.0), special.ndtr(-2.0))
+    )
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def test_right_guesses_prove_what_randomised_response_needs_for_them() -> None:
+    """Without delta: 400 right of 400 leave an epsilon whose coin falls right 400 times with chance 1e-6."""
+    coin = 1e-6 ** (1 / 400)
+    assert one_run.lower_bound(400, 400, delta=0.0, canaries=400) == pytest.approx(np.log(coin / (1 - coin)), rel=1e-9)
+    assert one_run.lower_bound(200, 400, delta=0.0, canaries=400) == 0.0
+    with_delta = one_run.lower_bound(390, 400, delta=1e-4, canaries=400)
+    assert with_delta < one_run.lower_bound(390, 400, delta=0.0, canaries=400)
+    assert one_run.lower_bound(400, 400, delta=0.0, canaries=400, alarm=0.9999) < 50
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.5, 4.0])
+def test_a_curve_refuses_no_more_guesses_than_its_worst_mechanism_can_have(epsilon: float) -> None:
+    """Randomised response answers every canary by a coin of its own: its tail is binomial, exactly."""
+    for guesses in (40, 200):
+        for alarm in (1e-6, 1e-3, 0.3):
+            tails = stats.binom.sf(np.arange(guesses + 1) - 1, guesses, special.expit(epsilon))
+            for right in range(guesses // 2, guesses + 1):
+                if not one_run.is_possible(one_run.pure_least(epsilon), right, guesses, canaries=guesses, alarm=alarm):
+                    assert tails[right] <= alarm, (guesses, alarm, right)
+    assert not one_run.is_possible(one_run.pure_least(0.5), 200, 200, canaries=200)
+
+
+def test_a_mu_that_is_proved_is_below_the_true_one_and_near_enough_to_tell() -> None:
+    """300 games with normal scores at mu 1: none above 1, at an alarm of .01 (expected: at most 3); the median is told."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(300):
+        present = rng.random(400) < 0.5
+        order = np.argsort(rng.normal(size=400) + present)
+        right = int(present[order[-100:]].sum() + (~present[order[:100]]).sum())
+        found.append(right)
+    assert one_run.lower_mu(max(found), 200, canaries=400, alarm=0.01) <= 1.0
+    assert one_run.lower_mu(int(np.median(found)), 200, canaries=400) > 0.1
+
+
+def test_guesses_that_prove_nothing_at_a_usual_delta_prove_something_at_a_tiny_one() -> None:
+    assert one_run.lower_bound(200, 200, delta=1e-6, canaries=400) == 0.0
+    assert one_run.lower_bound(200, 200, delta=one_run.TINY_DELTA, canaries=400) > 2.0
+    assert one_run.lower_mu(200, 200, canaries=400) > 0.7
