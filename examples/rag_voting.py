@@ -23,6 +23,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_dpicl import DPVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples, VotingResult
 
 SIZE = 500
+NUM_SLOTS = 20
 PAGES = {
     "card payment": "A card payment can be pending for two days. A declined card payment is never charged.",
     "transfer": "A transfer arrives on the next working day. A transfer can be cancelled while it is pending.",
@@ -41,6 +42,12 @@ class HelpPages(BaseRetriever):
         return [Document(PAGES[best], metadata={"topic": best})]
 
 
+def make_model() -> Any:
+    """The model that votes. It SEES the private prompts: one that you run, or a provider that you trust with them."""
+    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini")
+    return EmbeddedLLM()
+
+
 def make_voter() -> tuple[DPVotingRunnable, PrivacyBudgetCallbackHandler]:
     """Plans thirty answers at epsilon 2 over all of them; nothing is spent yet."""
     private = PrivateExamples(
@@ -53,14 +60,14 @@ def make_voter() -> tuple[DPVotingRunnable, PrivacyBudgetCallbackHandler]:
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
     voter = DPVotingRunnable.from_private_examples(
         private,
-        llm=EmbeddedLLM(),  # sees the private prompts
+        llm=make_model(),  # sees the private prompts
         budget=budget,
         epsilon=2.0,
         max_queries=30,
         example_prompt="question: {text}\ntopic: {label}",
         prefix="Questions of bank customers.",
         suffix="note: {context}\nquestion: {input}\ntopic:",
-        num_slots=20,  # the embedded model copies the label of a single example, so it sees four
+        num_slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so it sees four
         shots_per_slot=4,
         abstain_below=0.2,
         abstain_label="a person",

@@ -20,10 +20,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def faq() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
-        import faq_selector
+        import pate_labelling
 
-        yield faq_selector
-        for name in ("faq_selector", "bank_questions"):
+        yield pate_labelling
+        for name in ("pate_labelling", "bank_questions"):
             sys.modules.pop(name, None)
 
 

@@ -1,11 +1,11 @@
 """Private customer questions teach a public FAQ page, offline; its labelled lines become a prompt that anyone may see.
 
-    python examples/faq_selector.py
-    python examples/faq_selector.py --no-curve        one run, without the table over epsilon
+    python examples/pate_labelling.py
+    python examples/pate_labelling.py --no-curve        one run, without the table over epsilon
 
 Private prompts vote on the topic of every FAQ line, with noise on the votes (PromptPATE, Duan et al. 2023). From then
 on nothing private is asked: the lines with their labels choose the student's prompt and serve in LangChain's stock
-templates, string and chat. A picture is saved to `out/faq_selector.png`.
+templates, string and chat. A picture is saved to `out/pate_labelling.png`.
 
 The "private" questions are made up by `bank_questions.py`. Where each line truly belongs is written below, to count
 what the teachers got right; nobody who labels public text for want of labels can count that.
@@ -42,6 +42,7 @@ from langchain_dpicl import (
 )
 
 SIZE = 1500
+NUM_SLOTS = 40
 EPSILON = 1.0
 EPSILONS = (0.03, 0.25, 2.0)
 REPEATS = 2
@@ -102,6 +103,12 @@ FAQ = {
 TOPIC_OF = {line: topic for topic, lines in FAQ.items() for line in lines}
 
 
+def make_model() -> Any:
+    """The teachers' model. It SEES the private prompts: one that you run, or a provider that you trust with them."""
+    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini")
+    return EmbeddedLLM()
+
+
 def make_labeler(epsilon: float = EPSILON) -> tuple[PromptPATELabeler, PrivacyBudgetCallbackHandler]:
     """Plans one label for each FAQ line, all of them within `epsilon`; nothing is spent yet."""
     private = PrivateExamples(
@@ -114,14 +121,14 @@ def make_labeler(epsilon: float = EPSILON) -> tuple[PromptPATELabeler, PrivacyBu
     budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=1e-5)
     labeler = PromptPATELabeler.from_private_examples(
         private,
-        llm=EmbeddedLLM(),  # sees the private prompts
+        llm=make_model(),  # sees the private prompts
         budget=budget,
         epsilon=epsilon,
         public_inputs=list(TOPIC_OF),
         example_prompt=EXAMPLE,
         prefix=PREFIX,
         suffix=QUERY,
-        num_slots=40,  # the embedded model copies the label of a single example, so each teacher sees four
+        num_slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so each teacher sees four
         shots_per_slot=4,
         mechanism="gaussian",  # releases noisy votes, which the picture shows
         abstain_below=0.4,  # a line that fewer than 40 % of the teachers agree on gets no label
@@ -249,7 +256,7 @@ def draw(pool: LabelledPool, least: float, points: dict[float, list[float]], bas
     else:
         right.set_visible(False)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "faq_selector.png"
+    path = folder / "pate_labelling.png"
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)

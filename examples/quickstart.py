@@ -1,0 +1,93 @@
+"""Private records in, answers out, the budget at the end. Offline, in a few seconds.
+
+    python examples/quickstart.py
+
+The "private" records are made up by `bank_questions.py`. The embedded model, which runs in this process, sees them;
+the model that answers sees only what was released.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bank_questions import LABELS, bank_questions
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
+
+from langchain_dpicl import (
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+)
+
+SIZE = 1500  # declared number of records per label; public
+NUM_SLOTS = 40  # prompts that write a token together, or vote on a question
+QUESTIONS = ("My card payment was declined, why?", "When does a transfer to Spain arrive?", "The ATM gave me no cash.")
+
+
+def make_model() -> Any:
+    """The model that answers, with released demonstrations."""
+    # With a provider: from langchain_openai import ChatOpenAI; return ChatOpenAI(model="gpt-4.1-mini", max_tokens=8)
+    return EmbeddedLLM(max_tokens=4, stop=["\n"])
+
+
+def main() -> None:
+    # 1. Wrap the records. From here on nothing shows them, and nothing reads them without a charge.
+    private = PrivateExamples(
+        bank_questions(num_per_label=SIZE),
+        label_key="label",
+        labels=LABELS,
+        public_size=dict.fromkeys(LABELS, SIZE),
+        dataset_id="bank-questions",
+    )
+    budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
+    print(private)
+
+    # 2. Pay once for synthetic demonstrations. They are public; use them for ever.
+    prompt = DPFewShotPromptTemplate.from_private_examples(
+        private,
+        llm=EmbeddedLLM(),  # sees the private prompts
+        budget=budget,
+        epsilon=2.0,
+        num_slots=2 * NUM_SLOTS,
+        max_tokens=20,
+        instruction="Questions of bank customers.",
+        generation_prompt="topic: {label}\nquestion: {text}",
+        example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
+        suffix="question: {input}\ntopic:",
+    )
+    print("\nReleased demonstrations (epsilon 2, paid once)")
+    for example in prompt.examples or []:
+        print(f"   [{example['label']}] {example['text']}")
+
+    chain = prompt | make_model() | StrOutputParser()
+    print("\nA chain answers, free")
+    for question in QUESTIONS:
+        print(f"   {question} -> {chain.invoke({'input': question}).strip()}")
+
+    # 3. Or let the records themselves vote, query by query. One ticket each, on the same budget.
+    voter = DPVotingRunnable.from_private_examples(
+        private,
+        llm=EmbeddedLLM(),  # sees the private prompts
+        budget=budget,
+        epsilon=1.0,  # for all 20 queries together
+        max_queries=20,
+        example_prompt="question: {text}\ntopic: {label}",
+        suffix="question: {input}\ntopic:",
+        num_slots=NUM_SLOTS,
+        shots_per_slot=4,  # the embedded model copies the label of a single example
+    )
+    print("\nPrivate votes answer (epsilon 1 for 20 queries)")
+    for question, label in zip(QUESTIONS, voter.batch(list(QUESTIONS)), strict=True):
+        print(f"   {question} -> {label}")
+    print(f"   {voter}")
+
+    print(f"\nepsilon: {budget.epsilon - budget.remaining_epsilon:g} of {budget.epsilon:g} promised", end=", ")
+    print(f"{budget.remaining_epsilon:g} left, delta {budget.delta:g}")
+    print("print(budget.report()) says on what, under which adjacency, and what was assumed.")
+
+
+if __name__ == "__main__":
+    main()

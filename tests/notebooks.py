@@ -1,0 +1,117 @@
+"""Runs the notebooks of `examples/notebooks`: code cells in this process, for tests, or on a real kernel.
+
+`python -m tests.notebooks` (make notebooks) executes each on a kernel of its own, as a reader would, and writes what
+came out to `out/notebooks`: the notebook with its outputs, and every picture. Needs nbclient and ipykernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+PATIENCE = 300
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a notebook left: its names, what it printed, and the value of each cell's last line."""
+
+    names: dict[str, Any]
+    printed: str
+    shown: list[Any]
+
+
+def cells_of(path: Path, kind: str = "code") -> list[dict[str, Any]]:
+    """Returns the cells of one kind, each with its `text`."""
+    cells = json.loads(path.read_text())["cells"]
+    return [{**cell, "text": "".join(cell["source"])} for cell in cells if cell["cell_type"] == kind]
+
+
+def run_here(path: Path, **parameters: Any) -> Ran:
+    """Runs the code cells one after the other, from the notebook's folder; `parameters` take the place of its own."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown: list[Any] = []
+    printed = io.StringIO()
+    with _from(path.parent), contextlib.redirect_stdout(printed):
+        for number, cell in enumerate(cells_of(path)):
+            shown.append(_run_cell(cell["text"], f"{path.name}, code cell {number}", names))
+            if "parameters" in cell["metadata"].get("tags", []):
+                unknown = set(parameters) - set(names)
+                assert not unknown, f"{path.name} has no {sorted(unknown)}"
+                names.update(parameters)
+    return Ran(names, printed.getvalue(), shown)
+
+
+@contextlib.contextmanager
+def _from(folder: Path) -> Iterator[None]:
+    """Stands where a kernel would, and leaves no module of the examples behind."""
+    path, known = list(sys.path), set(sys.modules)
+    with contextlib.chdir(folder):
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - known:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(FOLDER.parent)):
+                    del sys.modules[name]
+
+
+def _run_cell(text: str, name: str, names: dict[str, Any]) -> Any:
+    """Runs a cell; returns the value of its last line, where that is an expression, as a kernel would show it."""
+    import ast
+
+    tree = ast.parse(text, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), names)  # noqa: S102  our own file
+    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), names)  # noqa: S307
+
+
+def run_on_kernel(path: Path, out: Path) -> str:
+    """Executes a notebook on a kernel of this Python; returns what to say of it."""
+    import nbformat
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    started = time.perf_counter()
+    place = {"metadata": {"path": str(path.parent)}}
+    with tempfile.TemporaryDirectory() as folder:
+        kernel = AsyncKernelManager(transport="ipc", ip=f"{folder}/kernel")  # opens no port
+        NotebookClient(book, km=kernel, timeout=PATIENCE, resources=place).execute()
+    seconds = time.perf_counter() - started
+    out.mkdir(parents=True, exist_ok=True)
+    nbformat.write(book, out / path.name)
+    pictures = 0
+    for cell in book.cells:
+        for output in cell.get("outputs", ()):
+            if picture := output.get("data", {}).get("image/png"):
+                pictures += 1
+                (out / f"{path.stem}-{pictures}.png").write_bytes(base64.b64decode(picture))
+    return f"{path.name:<28}{len(book.cells)} cells, {pictures} pictures, {seconds:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Executes the notebooks on real kernels.")
+    parser.add_argument("names", nargs="*", help="some of them, without .ipynb; default: all")
+    parser.add_argument("--out", type=Path, default=Path("out/notebooks"))
+    options = parser.parse_args()
+    for path in NOTEBOOKS:
+        if not options.names or path.stem in options.names:
+            print(run_on_kernel(path, options.out), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The notebooks of `examples/notebooks` run from top to bottom, small; make notebooks runs them whole, on a kernel."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+
+from tests.notebooks import NOTEBOOKS, cells_of, run_here
+
+BY_NAME = {path.stem: path for path in NOTEBOOKS}
+
+
+@pytest.fixture(autouse=True)
+def unseen() -> Iterator[None]:
+    """Pictures are drawn without a display, and closed."""
+    with mpl.rc_context():
+        plt.switch_backend("Agg")
+        yield
+        plt.close("all")
+
+
+def pictures() -> list[Any]:
+    return [plt.figure(number) for number in plt.get_fignums()]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs_and_says_what_it_needs(path: Path) -> None:
+    book = json.loads(path.read_text())
+    assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"]) > 5
+    for cell in cells_of(path):
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+        assert not re.search(r"^\s*[%!]", cell["text"], re.MULTILINE), "only Python, so that it runs anywhere"
+    first, *others = cells_of(path, "markdown")
+    assert first["text"].startswith("# ")
+    assert "Needs `pip install" in first["text"]
+    for cell in (first, *others):
+        for target in re.findall(r"\]\(([^)#:]+\.ipynb)\)", cell["text"]):
+            assert (path.parent / target).is_file(), target
+
+
+def test_the_quickstart_spends_three_of_four() -> None:
+    ran = run_here(BY_NAME["quickstart"], SIZE=300, NUM_SLOTS=20)
+    budget, voter = ran.names["budget"], ran.names["voter"]
+    assert budget.remaining_epsilon == pytest.approx(1.0)
+    assert voter.share.remaining("query") == 16
+    assert [example["label"] for example in ran.names["prompt"].examples] == list(ran.names["LABELS"])
+    assert ran.printed.count("\n   -> ") == 8
+    assert "asked for epsilon 2, 1 left" in ran.printed
+    assert voter in ran.shown
+
+
+def test_the_pictures_of_epsilon_hold_the_bound_and_every_run() -> None:
+    small: dict[str, Any] = {"EPSILONS": (0.125, 8.0), "REPEATS": 1, "PER_LABEL": 1, "SIZE": 300, "NUM_SLOTS": 10}
+    ran = run_here(BY_NAME["what_epsilon_buys"], **small)
+    bounds, utility = pictures()
+    (axes,) = bounds.axes
+    curves = {line.get_label(): line.get_ydata() for line in axes.lines}
+    place = int(0.1 * 400)  # a tenth of the others accused: at most e * 0.1 of the members are found at epsilon 1
+    assert curves["epsilon 1"][place] == pytest.approx(0.2718 + 1e-5, abs=1e-4)
+    assert len(curves) == 6
+    assert (curves["epsilon 8"] >= curves["epsilon 0.25"]).all()
+    assert all((curve >= 0).all() and (curve <= 1).all() for curve in curves.values())
+    runs = ran.names["runs"]
+    assert runs[0.125][0][1] > runs[8.0][0][1] > 0  # less noise for more epsilon
+    left, right = utility.axes
+    assert [len(line.get_xdata()) for line in left.lines[:2]] == [1, 1]
+    assert sum(patch.get_height() for patch in right.patches) == 4  # questions
+    assert [line.get_xdata()[0] for line in right.lines] == [runs[epsilon][0][1] for epsilon in (0.125, 8.0, 8.0)]
+    assert "at most 53.1% sure" in ran.printed
+
+
+def test_budgets_are_spent_refused_verified_and_found_rolled_back() -> None:
+    ran = run_here(BY_NAME["budgets_and_reports"], SIZE=300, NUM_SLOTS=10, DELTAS=(1e-7, 1e-5))
+    assert "epsilon left for further components: 1.5" in ran.printed
+    assert "a fourth question of Oslo: asked for 1, 0 left" in ran.printed
+    assert "a component for epsilon 2: asked for 2, 1.5 left" in ran.printed
+    assert "ok: True" in ran.printed
+    assert "edited: " in ran.printed
+    assert ran.printed.rstrip().endswith("LedgerRollbackError")
+    assert [row.delta for row in ran.names["several"].table.rows] == [1e-7, 1e-5]
+    assert len([shown for shown in ran.shown if isinstance(shown, mpl.figure.Figure)]) == 2
+    assert not ran.names["place"].exists()
+
+
+def test_the_audit_attacks_prompts_and_votes_and_refutes_half_of_the_noise() -> None:
+    small = {"NUM_PROMPTS": 4, "NUM_BUILDS": 2, "NUM_MEMBERS": 2, "NUM_OTHERS": 4, "SIZE": 80}
+    ran = run_here(BY_NAME["auditing"], **small)
+    leaks, holds = ran.names["leaks"], ran.names["holds"]
+    assert (leaks.num_records, leaks.member_scores.shape, leaks.nonmember_scores.shape) == (4, (4, 1), (4, 4))
+    assert (holds.num_records, holds.member_scores.shape, holds.nonmember_scores.shape) == (80, (2, 2), (2, 4))
+    assert (leaks.claim, holds.claim.epsilon, holds.claim.delta) == (None, 1.0, 1e-5)
+    report, planted = ran.names["report"], ran.names["planted"]
+    assert report.ok  # a false alarm has a chance of at most 1e-6 per check
+    assert any(result.lower_bound is not None for result in report.results)
+    assert planted.check.startswith("control, half of the noise")  # refuted with a chance of .99: not asserted
+    assert len([shown for shown in ran.shown if isinstance(shown, mpl.figure.Figure)]) == 3
+    assert ran.printed.count("NOT PRIVATE") == 2
