@@ -61,18 +61,19 @@ class SoftTask:
         )
 
 
-def soft_task(path: Path, *, limit: int, length: int) -> SoftTask:
+def soft_task(path: Path, *, limit: int, length: int, seed: int = 0) -> SoftTask:
     """Reads a labelled file: "train" is private, up to `limit` of "test" are asked, each label with its share.
 
     Args:
       path: JSON lines with `text`, `label_name` (or `label`) and `split`.
       limit: most questions.
       length: tokens that a text is padded or cut to.
+      seed: public: which questions; never noise.
 
     Raises:
       SystemExit: the file cannot be read.
     """
-    found = load(path, cap=_ALL, questions=limit, seed=0, words={})
+    found = load(path, cap=_ALL, questions=limit, seed=seed, words={})
     template, words = _WORDED.get(path.name.partition(".")[0], (_OTHER, {}))
     spoken = tuple(f" {words.get(label, label.lower())}" for label in found.labels)
     return SoftTask(

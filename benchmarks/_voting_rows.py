@@ -161,7 +161,7 @@ class Voters:
         walk = release_once_without_privacy(
             self._private,
             plan=plan,
-            rows=lambda prompts: _Copied(scorer.ask(prompts), kept),
+            rows=lambda prompts: Copied(scorer.ask(prompts), kept),
             render=render,
             width=width,
         )
@@ -173,7 +173,7 @@ class Voters:
 
 
 @dataclass(frozen=True)
-class _Copied:
+class Copied:
     """Asks, and keeps a copy of the rows for several noise draws: the records are nobody's."""
 
     ask: Any
