@@ -155,6 +155,9 @@ class LabellingRun(Uncopyable):
     def label(self, given: Any) -> PoolEntry:
         """Labels one more public input, at the cost of one query; free where it has its answer already.
 
+        Args:
+          given: a text, a document, or a dict of the fields that an example shows; public.
+
         Raises:
           PrivacyBudgetExceededError: the share is spent.
           ModelCallError: the public model call failed; nothing was charged.

@@ -120,9 +120,25 @@ def demonstrations_without_privacy(
 ) -> ReleasedDemonstrations:
     """Runs Algorithm 1 of Tang et al. (2023) WITHOUT NOISE: nothing is protected and epsilon is infinite.
 
+    Args:
+      private: examples that no ledger protects; unfit for one afterwards.
+      llm: this and what follows are as for `DemonstrationSynthesizer.from_private_examples`.
+      instruction: public task description.
+      generation_prompt: template of one record, text field last.
+      shots_per_label: demonstrations per label.
+      max_tokens: cap of a text, in tokens.
+      num_slots: number of slots, or expected number of unit rows.
+      shots_per_slot: records per slot.
+      rows: "units" or "slots".
+      redraw_every: tokens per sample.
+      public_top_k: candidates per token; None: the whole vocabulary.
+      stop: strings that end a text.
+
     Raises:
       PrivateAccessError: the examples are attached to a ledger.
       ConfigurationError: a parameter is out of range.
+
+    Source: Tang et al. (2023), Algorithm 1, without its noise.
     """
     segments = (Segment("text", max_tokens),)
     script = make_script(
@@ -167,6 +183,10 @@ def real_demonstrations_without_privacy(
     private: PrivateExamples, *, shots_per_label: int = 1
 ) -> ReleasedDemonstrations:
     """Returns REAL private records as demonstrations: nothing is protected and epsilon is infinite.
+
+    Args:
+      private: examples that no ledger protects; unfit for one afterwards.
+      shots_per_label: records per label.
 
     Raises:
       PrivateAccessError: the examples are attached to a ledger.
@@ -261,6 +281,8 @@ def label_votes_without_privacy(
       PrivateAccessError: the examples are attached to a ledger.
       ConfigurationError: a parameter is out of range.
       CapabilityError: the model cannot choose among labels.
+
+    Source: Panda et al. (2023), Differentially Private In-Context Learning, without its noise.
     """
     task = VotingTask.of(
         private,

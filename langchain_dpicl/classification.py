@@ -86,6 +86,8 @@ class LabelClassifier:
       ConfigurationError: labels, verbalizers or content-free inputs are unusable, or text votes are to be calibrated.
       CapabilityError: the model has neither scores of continuations nor logprobs, and `votes` is not "text".
       ModelCallError: the model could not be reached.
+
+    Source: Zhao et al. (2021), Calibrate Before Use, section 4.
     """
 
     def __init__(
@@ -141,7 +143,13 @@ class LabelClassifier:
     def attempts(
         self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
     ) -> list[Row | ModelCallError]:
-        """Is `score`, but returns one row float64[labels] per prompt or, with `keep_errors`, why there is none."""
+        """Is `score`, but returns one row float64[labels] per prompt or, with `keep_errors`, why there is none.
+
+        Args:
+          prompts: as of `score`.
+          max_concurrency: as of `score`.
+          keep_errors: whether a call that fails gives its error in the place of its row; otherwise it is raised.
+        """
         if not _listed("prompts", prompts):
             return []
         found = self._scorer.score(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
@@ -161,6 +169,9 @@ class LabelClassifier:
 
         Kept for later calls, under the rendered texts: a template with an `example_selector` is rendered every time,
         so that each content-free input gets the examples that are chosen for it.
+
+        Args:
+          prompt: template whose one variable is the query.
 
         Raises:
           ConfigurationError: the template has not exactly one variable.
@@ -206,11 +217,18 @@ class LabelClassifier:
         return self.best(await self.aprobabilities(prompt, inputs))
 
     def best(self, probabilities: Rows) -> list[str]:
-        """Returns the likeliest label of each row, float64[n, labels]; the first of equals."""
+        """Returns the likeliest label of each row, float64[n, labels]; the first of equals.
+
+        Args:
+          probabilities: float64[n, labels].
+        """
         return [self.labels[index] for index in probabilities.argmax(axis=1)]
 
     def as_runnable(self, prompt: BasePromptTemplate[Any]) -> PromptClassifier:
         """Returns a Runnable from the prompt's input (text or dict) to a label.
+
+        Args:
+          prompt: as of `probabilities`.
 
         Raises:
           ConfigurationError: calibration needs exactly one variable.

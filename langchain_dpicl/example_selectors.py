@@ -108,6 +108,8 @@ class PromptPATEExampleSelector(PoolSelector):
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           LabellingInterruptedError: a public call failed half-way; `error.labeler` holds the labels so far, and goes
             on: `error.labeler.run()`, then `from_labeler`.
+
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md says what differs, and why.
         """
         shown, options = split(strategy, escape_braces, strategy_options, options)
         wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
@@ -165,6 +167,19 @@ class PromptPATEExampleSelector(PoolSelector):
 
         For labelers that were interrupted, and for those who want to look at the labels first. Arguments and errors
         as for `from_private_examples`.
+
+        Args:
+          labeler: who released the labels; the selector keeps it for `add_example`.
+          student_llm: the model that the prompt is for; by default the teachers'.
+          num_shots: demonstrations of the student's prompt.
+          num_candidates: prompts that are tried.
+          num_validation: labelled inputs that are held back to try them on.
+          seed: public, of the choice of candidates.
+          calibrate_student: whether the student is calibrated contextually.
+          strategy: see the class.
+          strategy_options: options of the strategy.
+          escape_braces: see the class.
+          progress: True shows bars, False hides them, None shows them on a terminal only.
         """
         shown = check_selection(strategy, escape_braces, strategy_options)
         wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)

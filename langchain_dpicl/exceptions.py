@@ -15,13 +15,13 @@ DPICLError
 |   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
 |   +-- TrainingInterruptedError         training stopped half-way; holds what was released, can resume
 +-- PrivacyBudgetError
-+-- NoPrivacyBudgetError             no budget was given or found: fail closed
-+-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
-+-- PrivacyBudgetExceededError       the request does not fit; carries requested and remaining
-+-- SealedShareError                 a share was changed after its first reservation
-+-- LedgerError                      the ledger is unreadable, broken or refused the record
-    +-- LedgerUnavailableError       it cannot be read, locked or written now; trying again later may work
-    +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
+    +-- NoPrivacyBudgetError             no budget was given or found: fail closed
+    +-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
+    +-- PrivacyBudgetExceededError       the request does not fit; carries requested and remaining
+    +-- SealedShareError                 a share was changed after its first reservation
+    +-- LedgerError                      the ledger is unreadable, broken or refused the record
+        +-- LedgerUnavailableError       it cannot be read, locked or written now; trying again later may work
+        +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
 """
 
 from __future__ import annotations

@@ -92,6 +92,9 @@ class Grammar:
           closed: objects that list properties and say nothing of others have no others (except in schemas that
             intersect others, which are taken as they are). Every text is valid under
             the schema as given, too; left open, the end of each object is a choice, which costs a release.
+
+        Raises:
+          ConfigurationError: no JSON schema, or one that cannot be followed.
         """
         described = schema.model_json_schema() if hasattr(schema, "model_json_schema") else schema
         if not isinstance(described, Mapping):
@@ -109,12 +112,22 @@ class Grammar:
         """Returns the grammar of a Lark text (llguidance's dialect), whose rule `start` the text follows.
 
         Refused are tokens named by number, `max_tokens=` and `temperature=`: they are no matter of text.
+
+        Args:
+          text: the rules.
         """
         return cls("lark", text)
 
     @classmethod
     def choices(cls, texts: Sequence[str]) -> Grammar:
-        """Returns the grammar of exactly these texts."""
+        """Returns the grammar of exactly these texts.
+
+        Args:
+          texts: at least one; public.
+
+        Raises:
+          ConfigurationError: no list of texts, or one of them is empty.
+        """
         given = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str | bytes) else []
         if not given or not all(isinstance(text, str) and text for text in given):
             raise fail("texts", "a list of texts that are not empty", texts)
@@ -122,6 +135,9 @@ class Grammar:
 
     def bind(self, backend: NextTokenBackend) -> BoundGrammar:
         """Returns the grammar on an engine's tokens; the vocabulary is read once per engine.
+
+        Args:
+          backend: the engine that writes.
 
         Raises:
           ConfigurationError: no text of the grammar begins with a token of the engine.
@@ -140,7 +156,11 @@ class Grammar:
         return {"kind": self.kind, "pattern" if self.kind == "regex" else "text": self.source}
 
     def parse(self, spelling: Spelling) -> Parse:
-        """Returns the parse of the empty text; for `BoundGrammar`."""
+        """Returns the parse of the empty text; for `BoundGrammar`.
+
+        Args:
+          spelling: the engine's tokens, as bytes.
+        """
         return parse_of(_as_lark(self.kind, self.source), spelling)
 
 

@@ -80,6 +80,9 @@ class PoolEntry:
     def from_dict(cls, state: object) -> PoolEntry:
         """Reads what `to_dict` returned, and nothing else.
 
+        Args:
+          state: what `to_dict` gave.
+
         Raises:
           ConfigurationError: missing or unknown keys, or wrong values.
         """
@@ -185,6 +188,9 @@ class LabelledPool:
     def example_of(self, entry: PoolEntry) -> dict[str, str]:
         """Returns an entry as an example of a prompt.
 
+        Args:
+          entry: of this pool.
+
         Raises:
           ConfigurationError: it has no label, or is no entry of such a pool.
         """
@@ -195,6 +201,10 @@ class LabelledPool:
 
     def with_entry(self, entry: PoolEntry, *, place: int | None = None) -> LabelledPool:
         """Returns a pool with one more entry at its end, or with `entry` instead of the one at `place`.
+
+        Args:
+          entry: what is added.
+          place: which entry it replaces; None: none.
 
         Raises:
           ConfigurationError: the entry does not fit the pool, or there is none at `place`.
@@ -207,6 +217,9 @@ class LabelledPool:
 
     def with_entries(self, entries: Iterable[PoolEntry]) -> LabelledPool:
         """Returns a pool with these entries at its end.
+
+        Args:
+          entries: what is added, in order.
 
         Raises:
           ConfigurationError: an entry does not fit the pool.

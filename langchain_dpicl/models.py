@@ -231,6 +231,10 @@ class EmbeddedLLM(_ServedLLM):
       max_tokens: most tokens of one completion; also per call, `model.bind(max_tokens=...)`.
       temperature: 0 takes the likeliest token; also per call.
       seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      top_k: samples among this many likeliest tokens; None: all.
+      top_p: samples among the likeliest tokens that together have this probability.
+      stop: strings that end a completion, where a call brings none.
+      backend: the engine; by default the one embedded model.
 
     >>> EmbeddedLLM().bind(max_tokens=8, stop=["?"]).invoke("Word: red\nKind: colour\n\nWord: red\nKind:")
     ' colour'
@@ -253,6 +257,10 @@ class ChatEmbedded(_ServedChat):
       max_tokens: most tokens of one answer; also per call.
       temperature: 0 takes the likeliest token; also per call.
       seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      top_k: samples among this many likeliest tokens; None: all.
+      top_p: samples among the likeliest tokens that together have this probability.
+      stop: strings that end an answer, where a call brings none.
+      backend: the engine; by default the one embedded model.
     """
 
     backend: Any = Field(default_factory=EmbeddedModel, exclude=True, repr=False)

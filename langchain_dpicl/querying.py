@@ -23,7 +23,7 @@ from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
@@ -283,6 +283,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         return self.with_receipt or self.on_exhausted == "zero_shot"
 
     def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:
+        epsilon, delta, left = self._standing()
         return Receipt(
             source=source,
             tickets=0 if ticket is None else 1,
@@ -292,12 +293,22 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             entry=None if ticket is None else ticket.entry,
             entry_hash=None if ticket is None else ticket.entry_hash,
             adjacency=self.plan.release.adjacency,
-            epsilon=self.share.epsilon,
-            delta=self.share.delta,
+            epsilon=epsilon,
+            delta=delta,
             mechanism=self.plan.release.mechanism.name,
             noise_multiplier=self.plan.noise_multiplier,
-            queries_left=self.share.remaining(QUERY_TEMPLATE),
+            queries_left=left,
         )
+
+    def _standing(self) -> tuple[float | None, float | None, int | None]:
+        """Returns the share's epsilon and delta and what it has left; None of it while the ledger is out.
+
+        By then the answer is paid for, or free: it is not lost for numbers that can be read later.
+        """
+        try:
+            return self.share.epsilon, self.share.delta, self.share.remaining(QUERY_TEMPLATE)
+        except LedgerError:
+            return None, None, None
 
     def _news(self, receipt: Receipt) -> dict[str, Any]:
         return {"component": type(self).__name__, "tickets": receipt.tickets, "receipt": receipt.model_dump()}

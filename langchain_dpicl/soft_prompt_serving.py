@@ -77,6 +77,9 @@ class SoftPromptBackend:
     def named(self, name: str) -> SoftPromptBackend:
         """Returns this engine with another default; weights and prompts are shared.
 
+        Args:
+          name: one of the prompts.
+
         Raises:
           ConfigurationError: no prompt has this name.
         """
@@ -111,23 +114,44 @@ class SoftPromptBackend:
         return self._base.vocabulary()
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, in which special tokens are plain text."""
+        """Returns the ids of a text, in which special tokens are plain text.
+
+        Args:
+          text: public.
+        """
         return self._base.encode(text)
 
     def count_tokens(self, text: str) -> int:
-        """Returns the number of tokens of a public text, without template and prompt."""
+        """Returns the number of tokens of a public text, without template and prompt.
+
+        Args:
+          text: public.
+        """
         return self._base.count_tokens(text)
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes of one token; special tokens have none."""
+        """Returns the bytes of one token; special tokens have none.
+
+        Args:
+          token: an id.
+        """
         return self._base.token_bytes(token)
 
     def decode(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of tokens."""
+        """Returns the text of tokens.
+
+        Args:
+          tokens: ids.
+        """
         return self._base.decode(tokens)
 
     def ends_in_space(self, text: str, name: str | None = None) -> bool:
-        """Whether what the model reads ends in a space; it is left out, as words start with one."""
+        """Whether what the model reads ends in a space; it is left out, as words start with one.
+
+        Args:
+          text: as a caller gives it.
+          name: one of the prompts; None: the default.
+        """
         if not self.fills_template:
             return text.endswith(" ")
         literal, name = self.prompts[self._known(name)].task.pieces[-1]
@@ -154,6 +178,9 @@ class SoftPromptBackend:
           top_p: takes one of the likeliest tokens that together have this probability.
           rng: coins of the sampling, which protect nobody; None for fresh ones.
           names: the soft prompt of each row; None: the default.
+
+        Raises:
+          ConfigurationError: a number is out of range, or no prompt has a name that is given.
         """
         if names is not None and len(names) != len(prompts):
             raise fail("names", f"one for each of {len(prompts)} prompts", len(names))
@@ -181,6 +208,9 @@ class SoftPromptBackend:
           temperature: 0 takes the likeliest token.
           rng: coins of the sampling.
           names: the soft prompt of each row; None: the default.
+
+        Raises:
+          ConfigurationError: a number is out of range, or no prompt has a name that is given.
         """
         check_int("max_tokens", max_tokens, low=1)
         words = [word for word in stop if word]

@@ -274,7 +274,13 @@ class PromptDPSGD:
             return await asyncio.to_thread(prepare, self, private, **options)
 
     def train(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
-        """Prepares a run and runs it; options as for `prepare`, errors as there and as for `TrainingRun.run`."""
+        """Prepares a run and runs it; options as for `prepare`, errors as there and as for `TrainingRun.run`.
+
+        Args:
+          private: the examples; bound to the budget here.
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+          options: as for `prepare`.
+        """
         return self.prepare(private, **options).run(progress=progress)
 
     async def atrain(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:

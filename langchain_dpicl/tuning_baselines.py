@@ -58,6 +58,8 @@ def soft_prompt_without_privacy(
     Raises:
       ConfigurationError: private examples, records that cannot be read, or a parameter out of range.
       ModelCallError: the model failed.
+
+    Source: Duan et al. (2023), Flocks of Stochastic Parrots, without its clips and noise.
     """
     fields = ExampleFields(text_key, target_key, pair_key)
     examples = fields.examples_in("records", records, labels=trainer.task.labels)

@@ -1,4 +1,8 @@
-"""Builds the wheel, installs it as the README says into an empty environment, and runs the README's code there."""
+"""Builds both archives, installs the wheel as the README says into an empty environment, and tries it out there.
+
+The wheel that is installed is built from the source archive, which holds every file of the repository: so what is tried
+holds for both.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,34 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 8_000_000
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHECK = '[{"id": "A", "mechanisms": [{"type": "gaussian", "noise_multiplier": 1, "count": 1}], "adjacency": "any", "delta": 1e-5}]'
+# Behind the README's code: the extra that it installs, every public name, and a ledger made and checked by the command.
+MORE = """
+import langchain_openai
+import langchain_dpicl
+from langchain_dpicl.cli import main
+for name in langchain_dpicl.__all__:
+    getattr(langchain_dpicl, name)
+assert main(["ledger", "create", "budget.db", "--epsilon", "4", "--delta", "1e-5"]) == 0
+assert main(["ledger", "verify", "budget.db"]) == 0
+print(langchain_dpicl.__version__, langchain_dpicl.__file__)
+"""
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
     """Runs a command; its output is shown only when it fails."""
     # Packages are compiled where they are imported, and kept: of most of them that is a small part.
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **({"PYTHONPATH": str(path)} if path else {})}
     parts = [str(part) for part in command]
     done = subprocess.run(parts, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,33 +53,63 @@ def readme(language: str) -> str:
     return found.group(1)
 
 
+def built(work: Path, pip: tuple[str | Path, ...]) -> tuple[Path, Path]:
+    """Builds the source archive, and from it the wheel; both are complete and of a size that can be published."""
+    tools = work / "tools"  # not in the environment, which stays empty
+    run(*pip, "install", "-q", "--target", tools, *PROJECT["build-system"]["requires"], cwd=work)
+    hatch = (pip[0], "-m", "hatchling", "build", "-d", work / "dist", "-t")
+    run(*hatch, "sdist", cwd=ROOT, path=tools)
+    [source] = (work / "dist").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(work / "source", filter="data")
+    [unpacked] = (work / "source").iterdir()
+    check_source(unpacked)
+    run(*hatch, "wheel", cwd=unpacked, path=tools)
+    [wheel] = (work / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("langchain_dpicl/py.typed", "licenses/LICENSE", "licenses/NOTICE", "entry_points.txt"):
+        if not any(name.endswith(needed) for name in names):
+            sys.exit(f"{wheel.name}: expected {needed}, found none")
+    for file in (wheel, source):
+        if file.stat().st_size > MOST_BYTES:
+            sys.exit(f"{file.name}: expected at most {MOST_BYTES} bytes, found {file.stat().st_size}")
+    return wheel, source
+
+
+def check_source(unpacked: Path) -> None:
+    """Stops where the source archive lacks a file of the repository that is about the package."""
+    if not (ROOT / ".git").exists():
+        return  # an unpacked archive has no list to compare with
+    kept = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+    lacking = [name for name in kept if (ROOT / name).exists() and not (unpacked / name).exists()]
+    lacking = [name for name in lacking if not name.startswith(".")]  # those are about this repository
+    if lacking:
+        sys.exit(f"source archive: expected every file of the repository, found no {lacking}")
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        run(sys.executable, "-m", "venv", work / "env", cwd=work)
-        python = work / "env" / "bin" / "python"
+        env = work / "env"
+        run(sys.executable, "-m", "venv", env, cwd=work)
+        python = env / "bin" / "python"
         pip = (python, "-m", "pip", "--disable-pip-version-check")
-        run(*pip, "wheel", "-q", "--no-deps", "-w", work, ROOT, cwd=work)
-        wheel = next(work.glob("*.whl"))
-        names = zipfile.ZipFile(wheel).namelist()
-        for needed in ("langchain_dpicl/py.typed", "licenses/LICENSE", "licenses/NOTICE"):
-            if not any(name.endswith(needed) for name in names):
-                sys.exit(f"{wheel.name}: expected {needed}, found none")
-        if wheel.stat().st_size > MOST_BYTES:
-            sys.exit(f"{wheel.name}: expected at most {MOST_BYTES} bytes, found {wheel.stat().st_size}")
+        wheel, source = built(work, pip)
         wanted = re.search(r'pip install "langchain-dpicl(\[[a-z,]+\])"', readme("bash"))
         if wanted is None:
             sys.exit("README.md: expected a pip install block")
         quickly = ("-q", "--no-compile", "-c", CONSTRAINTS)
         run(*pip, "install", *quickly, f"{wheel}{wanted.group(1)}", cwd=work)
-        (work / "quickstart.py").write_text(readme("python"))
+        (work / "quickstart.py").write_text(readme("python") + MORE)
         shown = run(python, "quickstart.py", cwd=work)
+        version, place = shown.splitlines()[-1].split()
+        if version != PROJECT["project"]["version"] or not Path(place).is_relative_to(env):
+            sys.exit(f"expected {PROJECT['project']['version']} inside the environment, found {version} at {place}")
         (work / "checks.json").write_text(CHECK)
-        priced = run(work / "env" / "bin" / "dpicl", "epsilon", "checks.json", "--json", cwd=work)
-        run(python, "-c", "import langchain_openai", cwd=work)
-    if '"A"' not in priced or "add_remove" not in shown:
+        priced = run(env / "bin" / "dpicl", "epsilon", "checks.json", "--json", cwd=work)
+    if "add_remove" not in shown or "verified" not in shown or '"epsilon": 4.377' not in priced:
         sys.exit(f"the installed wheel answered unexpectedly:\n{priced}\n{shown}")
-    print(f"{wheel.name} installs into an empty environment and runs the README's code")
+    print(f"{source.name} gives {wheel.name}, which installs into an empty environment and runs the README's code")
     return 0
 
 

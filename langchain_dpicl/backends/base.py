@@ -39,6 +39,9 @@ class TokenSession(Protocol):
 
         Entries are >= 0 and each row sums to <= 1 (mass outside the domain is dropped, not renormalised).
         A token the provider did not report, a key the engine does not know, and every entry of a failed row, is 0.
+
+        Args:
+          domain: public keys, in the order of the columns.
         """
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
@@ -46,6 +49,9 @@ class TokenSession(Protocol):
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row's prefix.
+
+        Args:
+          token: what was released.
 
         Raises:
           ConfigurationError: not a token of this engine.
@@ -83,6 +89,11 @@ class NextTokenBackend(Protocol):
 
         Tokens that do not complete a UTF-8 character are left out.
 
+        Args:
+          prompt: public.
+          prefix: released tokens that stand behind it.
+          top_k: most pairs.
+
         Raises:
           ModelCallError: the call failed.
           CapabilityError: `top_k` is above `max_top_k`.
@@ -95,6 +106,10 @@ class NextTokenBackend(Protocol):
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session on PRIVATE prompts, each continued by the same released `prefix`.
 
+        Args:
+          prompts: private.
+          prefix: released tokens that stand behind each.
+
         Raises:
           ConfigurationError: the prefix holds a token of another engine.
         """
@@ -102,12 +117,19 @@ class NextTokenBackend(Protocol):
     def decode(self, tokens: Sequence[Token]) -> str:
         """Returns the text of tokens (EOS decodes to nothing; invalid UTF-8 is replaced).
 
+        Args:
+          tokens: keys of this engine.
+
         Raises:
           ConfigurationError: not tokens of this engine.
         """
 
     def count_tokens(self, text: str) -> int:
-        """Returns the number of tokens of a PUBLIC text (an upper estimate where the tokenizer is unknown)."""
+        """Returns the number of tokens of a PUBLIC text (an upper estimate where the tokenizer is unknown).
+
+        Args:
+          text: public.
+        """
 
 
 class FullSession(TokenSession, Protocol):
@@ -129,6 +151,9 @@ class FullSession(TokenSession, Protocol):
         """Returns float64[rows, d]: next-token logits of the private rows, on `columns` or (None) on all of them.
 
         A failed row is NaN everywhere; a token that cannot follow is -inf.
+
+        Args:
+          columns: int64[d], places in the vocabulary; None: all.
         """
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
@@ -174,6 +199,10 @@ class ChoiceBackend(Protocol):
         """Returns float64[prompts, choices]: log-likelihood of each choice as the continuation of each prompt.
 
         Entries are <= 0 and never NaN; a choice that cannot follow is -inf. A failed row is -inf everywhere.
+
+        Args:
+          prompts: private or public.
+          choices: public continuations, white space included.
         """
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
@@ -191,6 +220,10 @@ class PublicChoiceBackend(ChoiceBackend, Protocol):
     def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
         """Returns float64[choices] as `score_choices` does; -inf everywhere: the answer names no choice.
 
+        Args:
+          prompt: public.
+          choices: public continuations.
+
         Raises:
           ModelCallError: the call failed.
         """
@@ -204,7 +237,13 @@ class TextBackend(Protocol):
     """Completes text."""
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed.
+
+        Args:
+          prompts: private or public.
+          max_tokens: most tokens of a completion.
+          stop: strings that end a completion.
+        """
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
         """Is `complete`, awaitable."""
@@ -289,6 +328,10 @@ class GradientBackend(Protocol):
 
     def losses(self, parameters: NDArray[np.float64], examples: Sequence[TrainingExample]) -> NDArray[np.float64]:
         """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read.
+
+        Args:
+          parameters: float64[width], public.
+          examples: public.
 
         Raises:
           ModelCallError: the model failed.

@@ -38,6 +38,9 @@ class FakeBackend:
       fail_rows_containing: private prompts that contain this text fail quietly.
       fail_public_call: the public call (counted from 1) that raises ModelCallError; later ones work again.
 
+    Raises:
+      ConfigurationError: `vocabulary` and `max_top_k` are both given, or neither is.
+
     >>> fake = FakeBackend(lambda prompt, prefix: {" card": 0.75, " cash": 0.25}, vocabulary=[" card", " cash"])
     >>> session = fake.open(["one prompt"], prefix=[])
     >>> session.score([b" cash", fake.eos]).tolist()

@@ -168,7 +168,11 @@ class HuggingFaceBackend:
         return self._prompts.tokens.chat
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns PUBLIC messages ({"role": ..., "content": ...}) as a prompt of `generate`, by the chat template."""
+        """Returns PUBLIC messages ({"role": ..., "content": ...}) as a prompt of `generate`, by the chat template.
+
+        Args:
+          messages: dicts with "role" and "content", as chat templates take them.
+        """
         from langchain_dpicl.backends.hf.messages import render
 
         return render(self._prompts.tokens, messages)
@@ -178,7 +182,11 @@ class HuggingFaceBackend:
         return self._engine.vocabulary.keys
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, in which special tokens are plain text."""
+        """Returns the ids of a text, in which special tokens are plain text.
+
+        Args:
+          text: private or public.
+        """
         return self._prompts.tokens.encode(text)
 
     def count_tokens(self, text: str) -> int:
@@ -186,7 +194,11 @@ class HuggingFaceBackend:
         return len(self.encode(text))
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes of one token; the end of the text, and special tokens, have none."""
+        """Returns the bytes of one token; the end of the text, and special tokens, have none.
+
+        Args:
+          token: an id.
+        """
         spelled = self._prompts.tokens.token_bytes
         return b"" if token == self.eos or not 0 <= token < len(spelled) else spelled[token]
 

@@ -24,7 +24,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
 from langchain_dpicl.stores import SQLiteStore
 from tests.contracts.front_room import CANARY
-from tests.durable import WatchedStore, spent
+from tests.durable import UNAVAILABLE, WatchedStore, spent
 from tests.labelling_doubles import CARD, LABELS, Spy
 from tests.pate_games import free_price
 
@@ -152,6 +152,55 @@ def test_one_data_set_is_bound_to_one_ledger_for_good() -> None:
     with pytest.raises(PrivacyBudgetMismatchError):
         voter(private, other)
     assert ledger_of(other._store) == lines == []
+
+
+# -- outages, and workers that start together ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+@pytest.mark.parametrize("options", [{"with_receipt": True}, {"on_exhausted": "zero_shot"}])
+def test_a_ledger_that_is_out_behind_the_commit_loses_no_paid_answer(is_awaited: bool, options: dict[str, Any]) -> None:
+    store = WatchedStore()
+    made = voter(people(), house(store), **options)
+
+    def out() -> None:
+        raise UNAVAILABLE
+
+    def after(kinds: list[str]) -> None:
+        if "commit" in kinds:
+            store.at_read = out
+
+    def ask() -> Any:
+        return asyncio.run(made.ainvoke(CARD)) if is_awaited else made.invoke(CARD)
+
+    store.after_commit = after
+    told = ask()
+    assert told.label == "card"
+    assert (told.receipt.queries_left, told.receipt.epsilon, told.receipt.delta) == (None, None, None)
+    store.at_read, store.after_commit = (lambda: None), (lambda kinds: None)
+    made.budget.check_receipt(told.receipt)
+    again = ask().receipt
+    assert (again.queries_left, again.epsilon) == (4, made.share.epsilon)
+    assert spent(store) == {"reserve": 2, "commit": 2, "give_back": 0}
+
+
+def test_workers_that_start_together_find_the_share_that_one_of_them_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, private = WatchedStore(), people()
+    first = voter(private, house(store, epsilon=2e4))  # the share fills the budget
+    second = Budget.open(store)
+    fit = second._promises.fit
+
+    def late(*given: Any) -> Any:
+        if not first.share.sealed:  # it looked before, and the first worker seals it now
+            first.invoke(CARD)
+        return fit(*given)
+
+    monkeypatch.setattr(second._promises, "fit", late)
+    made = voter(private, second)
+    assert first.share.sealed
+    assert made.share.remaining("query") == 5
+    with pytest.raises(PrivacyBudgetExceededError, match="requested 20000, remaining 0"):
+        voter(private, second, component="another")
 
 
 # -- graphs and nested runs -------------------------------------------------------------------------------------------

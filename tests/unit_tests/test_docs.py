@@ -32,3 +32,33 @@ def test_the_readme_has_code_to_run() -> None:
 def test_links_inside_the_repository_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def places(page: Path) -> set[str]:
+    """The places of a page that links may name, as GitHub makes them; a heading that comes twice gets a number."""
+    found: dict[str, int] = {}
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head)
+        slug = re.sub(r"[^\w\- ]", "", shown).strip().lower().replace(" ", "-")
+        found[slug] = found.get(slug, 0) + 1
+    return {f"{slug}-{n}" if n else slug for slug, count in found.items() for n in range(count)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_a_place_that_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text())
+    lost = [f"{file}#{place}" for file, place in links if place not in places(page.parent / file if file else page)]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_examples_tests_and_make_targets_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?<![\w/.])(?:examples|tests|benchmarks|langchain_dpicl)/[\w/]+\.\w+", text)
+    lost = [name for name in named if not (ROOT / name).exists()]
+    shell = "\n".join(re.findall(r"^```(?:bash|shell|text|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    asked = re.findall(r"`make ([a-z][a-z-]+)", text) + re.findall(r"^(?:\$ )?make ([a-z][a-z-]+)", shell, re.MULTILINE)
+    lost += [f"make {name}" for name in asked if name not in targets]
+    assert lost == []

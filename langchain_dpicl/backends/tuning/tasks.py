@@ -93,6 +93,9 @@ class PromptTask:
     def from_dict(cls, state: object) -> PromptTask:
         """Returns the task that `to_dict` wrote.
 
+        Args:
+          state: what `to_dict` gave.
+
         Raises:
           ConfigurationError: another form, or parts that do not go together.
         """

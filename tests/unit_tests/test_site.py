@@ -1,0 +1,156 @@
+"""The pages of `make docs`: each is in the navigation, every link and anchor leads somewhere, both renderers read alike.
+
+Without mkdocs, so that it costs nothing here; `make docs` itself stops at what is broken, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+BESIDE = {"security.md": "SECURITY.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / name for name in BESIDE.values())])
+LINK = re.compile(r"(!?)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
+ITEM = re.compile(r"^( *)(?:[-*+]|\d+\.) ")
+MOST_PICTURE_BYTES = 150_000
+
+
+@functools.cache
+def prose(page: Path) -> tuple[str, ...]:
+    """The lines of a page; those of code are empty."""
+    lines, fence = [], ""
+    for line in page.read_text(encoding="utf-8").split("\n"):
+        mark = re.match(r" *(```+)", line)
+        closes = bool(mark and fence and mark[1] == fence)
+        lines.append("" if fence or mark else line)
+        fence = "" if closes else fence or (mark[1] if mark else "")
+    assert not fence, f"{page}: a block of code does not end"
+    return tuple(lines)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as repository browsers make it and docs/tools/site.py asks for it."""
+    shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", shown.lower()).strip().replace(" ", "-")
+
+
+@functools.cache
+def anchors(page: Path) -> tuple[str, ...]:
+    return tuple(slug(line.lstrip("#")) for line in prose(page) if re.match(r"#{1,6} ", line))
+
+
+def links(page: Path) -> Iterator[tuple[bool, str]]:
+    text = re.sub(r"`[^`\n]*`", "", "\n".join(prose(page)))
+    return ((bool(mark), target) for mark, target in LINK.findall(text))
+
+
+def named_in(entry: object) -> Iterator[str]:
+    """The pages of a part of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, dict):
+        for part in entry.values():
+            yield from named_in(part)
+    elif isinstance(entry, list):
+        for part in entry:
+            yield from named_in(part)
+
+
+def broken_links(page: Path) -> list[str]:
+    """What a page links to that is not there. Of headings that read alike only the first has the same anchor everywhere."""
+    found = []
+    for picture, link in links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, place = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        inside = target.exists() and ROOT in [target, *target.parents]
+        if not inside or (place and (target.suffix != ".md" or place not in anchors(target))):
+            found.append(link)
+        elif picture and target.stat().st_size > MOST_PICTURE_BYTES:
+            found.append(f"{link}: {target.stat().st_size} bytes")
+    return found
+
+
+def read_otherwise(page: Path) -> list[str]:
+    """Lines that repository browsers and Python-Markdown do not read alike."""
+    found, before, lines = [], "", prose(page)
+    for number, line in enumerate(lines, 1):
+        item = ITEM.match(line)
+        begins_list = item and not ITEM.match(before) and not before.startswith(" ")
+        begins_table = re.match(r"\|[ :|-]+\|$", lines[min(number, len(lines) - 1)]) and not before.startswith("|")
+        if before.strip() and (begins_list or (line.startswith("|") and begins_table)):
+            found.append(f"{page.name}:{number}: an empty line is wanted above {line[:40]!r}")
+        if item and len(item[1]) % 4:
+            found.append(f"{page.name}:{number}: four spaces are wanted before {line[:40]!r}")
+        before = line
+    return found
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    named = list(named_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    assert sorted(named) == sorted([*there, *BESIDE])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_anchors_and_pictures_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_reads_alike_in_a_repository_browser_and_on_the_site(page: Path) -> None:
+    assert read_otherwise(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_has_one_title_and_it_comes_first(page: Path) -> None:
+    assert [number for number, line in enumerate(prose(page)) if line.startswith("# ")] == [0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_is_finished(page: Path) -> None:
+    assert [line for line in prose(page) if re.search(r"@@|\?\?\?|^(placeholder|tbd)\W*$", line, re.IGNORECASE)] == []
+
+
+def test_every_picture_is_shown_somewhere() -> None:
+    shown = {(page.parent / link).resolve() for page in PAGES for picture, link in links(page) if picture}
+    there = {path for path in DOCS.rglob("*") if path.suffix in {".png", ".svg"}}
+    assert there
+    assert there - shown == set()
+
+
+def test_the_site_asks_nothing_of_other_servers() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert settings["theme"]["font"] is False
+    assert "repo_url" not in settings  # the theme would ask its host for the number of stars
+    assert not {"extra_javascript"} & set(settings)
+    sheets = [path.read_text() for path in (DOCS / "stylesheets").iterdir()]
+    assert sheets
+    assert [sheet for sheet in sheets if re.search(r"https?:|@import", sheet)] == []
+
+
+class TestTheCheckerItself:
+    """It sees what it looks for."""
+
+    def page(self, folder: Path, text: str) -> Path:
+        path = folder / "page.md"
+        path.write_text(text)
+        return path
+
+    def test_sees_missing_files_and_anchors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(globals(), "ROOT", tmp_path.resolve())
+        (tmp_path / "other.md").write_text("# One\n\n## Two `x_y` & three\n\n## Twice\n\n## Twice\n")
+        text = "[a](other.md#two-x_y--three) [b](none.md) [c](other.md#four) [d](other.md#twice-1) `[e](code.md)`\n"
+        assert broken_links(self.page(tmp_path, text)) == ["none.md", "other.md#four", "other.md#twice-1"]
+
+    def test_sees_lists_and_tables_without_an_empty_line(self, tmp_path: Path) -> None:
+        page = self.page(tmp_path, "Text\n- item\n\n- good\n  - nested\n\nText\n| a |\n|---|\n| b |\n")
+        assert [found.split(":")[1] for found in read_otherwise(page)] == ["2", "5", "8"]
