@@ -137,11 +137,14 @@ class Question(BaseModel):
 
 
 class Answer(BaseModel):
-    """What a caller gets; `receipt` is proof that the ledger holds a line for it."""
+    """What a caller gets; `receipt` is proof that the ledger holds a line for it.
+
+    `queries_left` is null where the ledger went out behind the answer, which is paid and told all the same.
+    """
 
     label: str
     source: str
-    queries_left: int
+    queries_left: int | None
     receipt: dict[str, Any]
 
 

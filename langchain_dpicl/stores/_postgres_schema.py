@@ -82,7 +82,8 @@ CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
     FOR EACH ROW EXECUTE FUNCTION {newer}();
 """
 
-# Tables of version 3 may hold a data set on two ledgers: the one that had it first keeps it.
+# Tables of version 3 may hold a data set on two ledgers: the one that had it first keeps it. Processes of that version
+# which are connected go on with its rules, and are refused where they bind.
 _BINDINGS = """
 CREATE TABLE {bindings} (
     dataset text PRIMARY KEY,
@@ -96,6 +97,19 @@ SELECT dataset, ledger FROM (
 WHERE dataset IS NOT NULL ORDER BY stamp, ledger ON CONFLICT (dataset) DO NOTHING;
 CREATE TRIGGER dpicl_bindings_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {bindings}
     FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE FUNCTION {bound}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    IF NOT EXISTS (
+        SELECT 1 FROM {bindings} WHERE dataset = NEW.body::json ->> 'dataset_id' AND ledger = NEW.ledger
+    ) THEN
+        RAISE EXCEPTION 'a data set is bound first: % on % is refused', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NEW;
+END
+$guard$;
+CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
+    FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
 """
 
 MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS)
@@ -107,7 +121,7 @@ SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = %s AND relname = 'dpicl_migrations'
 """
 
-_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "forward", "newer")
+_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "forward", "newer", "bound")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -150,6 +164,8 @@ class Tables:
           LedgerError: they are of a newer version.
         """
         with connection.transaction():
+            # Whatever the role's default: each statement has to see what stands once a lock is granted.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
             found = self.version(connection)
             if found > len(MIGRATIONS):

@@ -261,18 +261,20 @@ class PostgresStore(_Place):
             yield view
             self._append(turn, head, rows)
 
-    def _bound(self, turn: Turn, dataset_id: str) -> str | None:
-        """Binds a data set in the open transaction; returns the ledger that has it if it is another."""
+    def _bound(self, turn: Turn, dataset_id: str) -> tuple[str | None, bool]:
+        """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
         owner: Query = self._tables.query(_OWNER), [dataset_id]
-        found = turn.read(owner)
+        found, is_new = turn.read(owner), False
         if not found:
             turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
-            found = turn.read(owner)
-        return None if found[0][0] == self._name else str(found[0][0])
+            found, is_new = turn.read(owner), True
+        return (None if found[0][0] == self._name else str(found[0][0])), is_new
 
     def _append(self, turn: Turn, old: Head, rows: _Rows) -> None:
         turn.check_process()
         if not rows.fresh:
+            if rows.has_bound:
+                turn.commit()
             return
         columns = [list(column) for column in zip(*rows.fresh, strict=True)]
         values = [*rows.head(), self._name, *old, *columns]
@@ -315,13 +317,18 @@ class _Rows:
     """The lines of a ledger inside one transaction: those that stand, then those that wait for its end."""
 
     def __init__(
-        self, head: Head, turn: Turn, standing: Callable[[int], Query], bound: Callable[[Turn, str], str | None]
+        self,
+        head: Head,
+        turn: Turn,
+        standing: Callable[[int], Query],
+        bound: Callable[[Turn, str], tuple[str | None, bool]],
     ) -> None:
         self._old = self._head = head
         self._turn = turn
         self._standing = standing
         self._bound = bound
         self.fresh: list[tuple[int, str, str, str, str, str]] = []
+        self.has_bound = False
 
     def head(self) -> Head:
         return self._head
@@ -336,7 +343,9 @@ class _Rows:
         self._head = Head(record.seq, record.hash)
 
     def bind(self, dataset_id: str) -> str | None:
-        return self._bound(self._turn, dataset_id)
+        owner, is_new = self._bound(self._turn, dataset_id)
+        self.has_bound = self.has_bound or is_new
+        return owner
 
 
 class PostgresAnchor(_Place):

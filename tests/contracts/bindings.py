@@ -83,3 +83,11 @@ class BindingContract:
             view.bind(dataset_id)  # type: ignore[attr-defined]
         with self.opened(store, "other").transaction() as view:
             view.bind(dataset_id)
+
+    def test_a_binding_stands_without_a_line(self, store: LedgerStore, dataset_id: str) -> None:
+        other = self.beside(store, "other")
+        budget_on(other)
+        with store.transaction() as view:
+            view.bind(dataset_id)  # type: ignore[attr-defined]
+        with other.transaction() as view, pytest.raises(PrivacyBudgetMismatchError):
+            view.bind(dataset_id)

@@ -49,6 +49,16 @@ class TestBindings:
             with pytest.raises(PrivacyBudgetMismatchError, match="bound to another"):
                 budget.bind(private(taken))
 
+    def test_a_process_that_knows_no_bindings_is_refused_where_it_binds(self, where: dict[str, Any]) -> None:
+        stores = [PostgresStore.new(**where, name=name) for name in ("first", "second")]
+        budgets = [Budget(epsilon=1.0, delta=1e-6, store=store) for store in stores]
+        budgets[1].bind(private("taken"))
+        for unbound in ("taken", "free"):
+            with pytest.raises(LedgerError, match="IntegrityConstraintViolation"), stores[0].transaction() as view:
+                view.append("bind", private(unbound).declaration)
+        assert [line.kind for line in stores[0].records()] == []
+        budgets[0].bind(private("free"))
+
     def test_the_guards_keep_them(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         PostgresStore.new(**where, name="other")
         Budget(epsilon=1.0, delta=1e-6, store=PostgresStore.new(**where)).bind(private("d"))

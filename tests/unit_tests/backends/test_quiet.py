@@ -213,6 +213,7 @@ class TestWarnings:
 
     def test_warnings_that_go_to_the_log_do_not_go_there(self, stream: io.StringIO) -> None:
         silent = silence(Warning_(answer=ANSWERED))
+        logging.captureWarnings(False)  # libraries turn it on when they are imported
         logging.captureWarnings(True)
         try:
             silent.ask(request(), retry=ONCE)
