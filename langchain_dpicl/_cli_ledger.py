@@ -380,6 +380,9 @@ def _export(arguments: argparse.Namespace) -> Said:
 
 
 def _write_new(path: Path, text: str) -> None:
+    from langchain_dpicl.stores._sqlite_logs import check_new_name
+
+    check_new_name(path, "--out")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

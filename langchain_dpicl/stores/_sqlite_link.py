@@ -203,14 +203,17 @@ class Link:
     def _drop(self) -> None:
         """Closes the connection, unless it is a parent's: that would harm it."""
         if self._pid == os.getpid():
-            connection, self.connection = self.connection, None
-            if connection is not None:
-                leave(connection, self.held)
-            self.held = None
+            try:
+                if self.connection is not None:
+                    leave(self.connection, self.held)
+            finally:  # not before: a thread that opens the file meanwhile would share what is being left
+                self.connection = None
+                self.held = None
 
     def leave_removed_log(self, path: Path, place: Place) -> None:
         """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
-        if self.connection is None or self.place != place or self.held is None or self.held.log == log_of(path):
+        held = self.held  # which another thread may be leaving just now
+        if self.connection is None or self.place != place or held is None or held.log == log_of(path):
             return
         if not self.lock.acquire(blocking=False):
             raise LedgerUnavailableError(

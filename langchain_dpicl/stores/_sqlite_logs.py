@@ -62,14 +62,34 @@ def check_free(path: Path, what: str) -> None:
 
 
 def check_no_log(path: Path, what: str) -> None:
-    """Refuses what SQLite would take for the log of a database, and every name of a log that is open here.
+    """Refuses what SQLite takes for the log of a database that is there, and every name of a log that is open here.
 
     Raises:
       LedgerError: it is one.
     """
     place = found_at(path)
-    if path.name.endswith(_ENDS) or (place is not None and any(place in held.log for held in _all_held())):
-        raise LedgerError(f"{what} {path}: expected a file of its own, found the log of a database. {_ADVICE}")
+    is_open_here = place is not None and any(place in held.log for held in _all_held())
+    if is_open_here or any(path.name.endswith(end) and _is_file(path, end) for end in _ENDS):
+        raise _found_log(path, what)
+
+
+def check_new_name(path: Path, what: str) -> None:
+    """Refuses a name for a new file that SQLite would take for the log of a database, even of one to come.
+
+    Raises:
+      LedgerError: it is one.
+    """
+    if path.name.endswith(_ENDS):
+        raise _found_log(path, what)
+
+
+def _is_file(path: Path, end: str) -> bool:
+    """Whether there is a file of this name without its ending."""
+    return found_at(path.parent / path.name.removesuffix(end)) is not None
+
+
+def _found_log(path: Path, what: str) -> LedgerError:
+    return LedgerError(f"{what} {path}: expected a file of its own, found the log of a database. {_ADVICE}")
 
 
 def _all_held() -> list[Held]:
@@ -81,28 +101,39 @@ def leave(connection: sqlite3.Connection, held: Held | None) -> None:
 
     SQLite moves a log into its file when the last connection ends. Where the log was removed and others went on without
     it, that would put old pages over theirs, and what they granted would be forgotten. So the log is moved only where
-    the file holds nothing that the log does not: then nobody wrote since, and nothing that was granted is lost.
+    the file holds nothing that the log does not, and nobody has a new one: then nobody wrote since, and nothing that
+    was granted is lost. Who opens the file between that look and the move is not seen.
     """
-    with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
+    try:
         if held is not None and not held.is_whole:
+            _leave_removed(connection, held)
+    finally:
+        with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
+            connection.close()
+
+
+def _leave_removed(connection: sqlite3.Connection, held: Held) -> None:
+    """Moves a removed log where that harms nobody; whatever happens, closing will not."""
+    try:
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):  # a file that cannot be read may hold others' work
             connection.rollback()
             if _is_before(connection, held):
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            _keep_from_moving(connection)
-    with contextlib.suppress(sqlite3.Error):
-        connection.close()
+    finally:
+        _keep_from_moving(connection)
 
 
 def _keep_from_moving(connection: sqlite3.Connection) -> None:
     """Lets closing write nothing. A statement would lift it again."""
-    if hasattr(connection, "setconfig"):  # Python 3.12
-        connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)  # type: ignore[attr-defined, unused-ignore]
+    with contextlib.suppress(sqlite3.Error):
+        if hasattr(connection, "setconfig"):  # Python 3.12
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)  # type: ignore[attr-defined, unused-ignore]
     connection.interrupt()
 
 
 def _is_before(connection: sqlite3.Connection, held: Held) -> bool:
     """Whether the path still names the file, nobody has a new log, and the file holds a beginning of what we see."""
-    if found_at(held.path) != held.place or _has_content(Path(f"{held.path}-wal")):
+    if found_at(held.path) != held.place or _has_newcomer(held):
         return False
     # By SQLite itself, which knows of the locks; without the log, which is no longer there.
     alone = sqlite3.connect(f"{held.path.as_uri()}?mode=ro&immutable=1", uri=True)
@@ -116,7 +147,8 @@ def _is_before(connection: sqlite3.Connection, held: Held) -> bool:
     if not lines <= set(connection.execute(_LINES)) or not bound <= set(connection.execute(_BINDINGS)):
         return False
     # A ledger's row may have got limits and lines since, and its name is what it was.
-    return all(number in known and _grew(row, known[number]) for number, row in found.items())
+    is_beginning = all(number in known and _grew(row, known[number]) for number, row in found.items())
+    return is_beginning and not _has_newcomer(held)
 
 
 def _grew(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
@@ -126,8 +158,6 @@ def _grew(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
     return same and isinstance(seq, int) and isinstance(new_seq, int) and seq <= new_seq
 
 
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
+def _has_newcomer(held: Held) -> bool:
+    """Whether somebody made a log or an index since. An empty one counts: its maker may have old pages in memory."""
+    return any(new is not None and new != old for new, old in zip(log_of(held.path), held.log, strict=True))

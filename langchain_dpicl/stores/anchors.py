@@ -21,7 +21,7 @@ from langchain_dpicl.privacy._validate import check_positive
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.stores._rows import Head
 from langchain_dpicl.stores._sqlite_file import sync_folder
-from langchain_dpicl.stores._sqlite_logs import check_free
+from langchain_dpicl.stores._sqlite_logs import check_free, check_new_name
 
 _FORMAT = "dpicl-anchor"
 _VERSION = 1
@@ -69,6 +69,7 @@ class FileAnchor:
         """
         where = Path(os.path.realpath(path))
         fault: LedgerError | None = None
+        check_new_name(where, "anchor")
         check_free(where, "anchor")
         try:
             _make(where, _text({}))

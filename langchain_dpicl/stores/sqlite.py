@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTra
 from langchain_dpicl.stores._rows import COLUMNS, Head, View, header_of, header_text, row_of
 from langchain_dpicl.stores._sqlite_file import errors_of, make_file, remove_file, sync_folder
 from langchain_dpicl.stores._sqlite_link import Link, opened
-from langchain_dpicl.stores._sqlite_logs import check_no_log
+from langchain_dpicl.stores._sqlite_logs import check_new_name
 
 _LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? ORDER BY seq"  # noqa: S608  our columns
 _ADD = f"INSERT INTO lines (ledger, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608  our columns
@@ -105,7 +105,7 @@ class SQLiteStore:
         where = Path(os.path.realpath(path))
         check_name("name", name)
         wait = check_positive("timeout", timeout)
-        check_no_log(where, "ledger")
+        check_new_name(where, "ledger")
         make_file(where, timeout=wait)
         with contextlib.closing(opened(where, timeout=wait)) as connection, errors_of(where):
             added = connection.execute("INSERT OR IGNORE INTO ledgers (name) VALUES (?)", (name,)).rowcount
@@ -196,6 +196,7 @@ class SQLiteStore:
         """
         target = Path(os.path.realpath(path))
         self._link.check_idle()
+        check_new_name(target, "backup")
         if not make_file(target, timeout=self._timeout):
             raise LedgerError(f"backup {target}: expected no file there, found one. Choose another path.")
         try:

@@ -84,6 +84,30 @@ def test_nothing_is_made_where_sqlite_would_look_for_a_log(path: Path, end: str)
     assert not where.exists()
 
 
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_what_has_the_name_of_a_log_but_no_database_is_opened(path: Path, end: str) -> None:
+    made(path, lines=1).close()
+    FileAnchor.new(path.with_name("anchor.json")).write("a", 1, "h")
+    ledger, anchor = path.with_name(f"ledger{end}"), path.with_name(f"anchor{end}")
+    path.rename(ledger)
+    path.with_name("anchor.json").rename(anchor)
+    with SQLiteStore(ledger) as store:
+        write(store, 1)
+        assert numbers(store) == [0, 0]
+    assert FileAnchor(anchor).read("a") == (1, "h")
+    for attempt, place in ((SQLiteStore, ledger), (FileAnchor, anchor)):
+        place.with_name(place.name.removesuffix(end)).touch()
+        with pytest.raises(LedgerError, match="the log of a database"):
+            attempt(place)
+
+
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_no_export_is_written_where_sqlite_would_look_for_a_log(path: Path, end: str) -> None:
+    made(path).close()
+    assert main(["ledger", "export", str(path), "--out", f"{path}{end}"]) == 2
+    assert sorted(found.name for found in path.parent.iterdir()) == [path.name]
+
+
 def test_an_anchor_that_becomes_a_name_of_the_ledger_is_not_opened(path: Path) -> None:
     anchor = FileAnchor.new(path.with_name("anchor.json"))
     store = made(path, lines=1)

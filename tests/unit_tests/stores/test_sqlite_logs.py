@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import langchain_dpicl
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger import Budget
-from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.stores import SQLiteStore, _sqlite_link, _sqlite_logs
 from tests.contracts.store import in_child
 from tests.ledgers import tickets, use_simple_prices
 from tests.sqlite_ledgers import edited, made, numbers, write
@@ -38,6 +40,29 @@ ledger.execute("UPDATE ledgers SET seq = ?, head = ?", (line[0], line[3]))
 ledger.execute("COMMIT")
 ledger.close()
 """
+
+
+LOOK = """
+import sqlite3, sys
+ledger = sqlite3.connect(sys.argv[1], isolation_level=None)
+assert ledger.execute("SELECT seq FROM ledgers").fetchone() == (0,)
+print("open", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def newcomer(path: Path, then: str = "ledger.close()\n") -> Iterator[None]:
+    """Has the file open in another process, which looked at it; at the end that process does what is in `then`."""
+    command = [sys.executable, "-S", "-c", LOOK + then, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        try:
+            yield
+        finally:
+            process.communicate("\n", timeout=60)
+    assert process.returncode == 0
 
 
 MOVE = 'ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()\nledger.close()\n'
@@ -267,6 +292,55 @@ class TestLogsDeletedByHand:
             assert connection.execute("SELECT name FROM ledgers").fetchall() == [("budget",), ("other",)]
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
+    @pytest.mark.parametrize("end", ENDS)
+    def test_nothing_is_moved_under_somebody_who_has_the_file_open(self, path: Path, end: str) -> None:
+        store = made(path, lines=1)
+        delete_log(path)
+        with newcomer(path, OTHER.partition("None)\n")[2]):
+            assert Path(f"{path}-wal").stat().st_size == 0
+            ENDS[end](store)
+            assert numbers(SQLiteStore(path)) == []
+        assert numbers(SQLiteStore(path)) == [100]
+        with edited(path) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+    @pytest.mark.parametrize("fault", [sqlite3.OperationalError, UnicodeDecodeError, KeyboardInterrupt])
+    def test_a_look_at_the_file_that_fails_moves_nothing(
+        self, path: Path, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = made(path, lines=1)
+        delete_log(path)
+        another_process(path)
+
+        def fail(*_: object) -> bool:
+            raise fault(*(("utf-8", b"", 0, 1, "") if fault is UnicodeDecodeError else ("stop",)))
+
+        with monkeypatch.context() as then, contextlib.suppress(KeyboardInterrupt):
+            then.setattr(_sqlite_logs, "_is_before", fail)
+            store.close()
+        assert store._link.connection is None
+        assert numbers(SQLiteStore(path)) == [100]
+
+    def test_while_a_thread_leaves_a_removed_log_the_file_is_not_opened(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = made(path, lines=1)
+        delete_log(path)
+        leave = _sqlite_link.leave
+        left: list[object] = []
+
+        def slowly(connection: sqlite3.Connection, held: Any) -> None:
+            with pytest.raises(LedgerUnavailableError, match="another thread"):
+                pool.submit(SQLiteStore, path).result(10)
+            leave(connection, held)
+            left.append(held)
+
+        with ThreadPoolExecutor(1) as pool, monkeypatch.context() as then:
+            then.setattr(_sqlite_link, "leave", slowly)
+            is_refused(store)
+        assert len(left) == 1
+        assert numbers(SQLiteStore(path)) == [0]
+
     def test_nothing_of_several_processes_is_lost_either(self, path: Path) -> None:
         store = made(path, lines=1)
         other = Child(*[lambda: write(store, 1)] * 3)
@@ -319,3 +393,15 @@ class TestLogsDeletedByHand:
         assert [granted(ours, 30), granted(ours, 30), granted(ours, 1)] == [0, 0, 0]
         last = Budget.open(SQLiteStore(path)).declare("c", tickets=many, epsilon=1.0)
         assert last.remaining("t") == 40
+
+    def test_who_could_not_put_its_lines_back_grants_no_more(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_simple_prices(monkeypatch)
+        budget = Budget(epsilon=1.0, delta=1e-6, store=SQLiteStore.new(path))
+        share = budget.declare("c", tickets=tickets(epsilon=0.01, count=100), epsilon=1.0)
+        assert share.reserve("t", count=1).count == 1
+        delete_log(path)
+        with newcomer(path), pytest.raises(LedgerUnavailableError, match="use backup"):
+            share.reserve("t", count=1)
+        for _ in range(2):
+            with pytest.raises(LedgerRollbackError):
+                share.reserve("t", count=1)
