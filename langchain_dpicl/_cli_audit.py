@@ -1,7 +1,7 @@
 """What `dpicl audit` does: finds what is to be audited, plays the audit and says what it found. Prints nothing itself.
 
 Reads a plan's JSON, or imports an object by its dotted name from the environment that the command runs in, as pytest
-and uvicorn do. Reads no record and spends nothing.
+and uvicorn do. The audit reads no record and spends nothing; what the imported code does when it runs is its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in 
 DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer, or what PromptDPSGD.prepare returns); module:name()
 calls a function without arguments that makes one.
 
-Records are made up and the model is a fake, so no record is read, no model is called and nothing of a budget is spent.
-The exit status is 1 where a claim is refuted (sound code: with a chance below 1e-5), with --strict also where a check
-was too small to tell. What no audit can see is listed with every result: docs/audits.md.
+Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
+Importing and calling your code runs it as ever: what it opens, reads, calls and binds in a ledger does happen.
+The exit status is 1 where a claim is refuted (sound code: 1e-6 by chance for each check that tosses coins; the summary
+adds them up), with --strict also where a check was too small to tell, and 2 where WHAT could not be read or imported.
+What no audit can see is listed with every result: docs/audits.md.
 """
 
 
@@ -94,7 +96,8 @@ def _imported(module: str, name: str, *, is_called: bool) -> Any:
             found = getattr(found, part)
         if is_called:
             found = found()
-    except Exception as error:  # noqa: BLE001  their code; its message may quote anything
+    # Code that leaves when it is imported was not audited either.
+    except (Exception, SystemExit) as error:  # noqa: BLE001  theirs; its message may quote anything
         problem = type(error).__name__
     if problem:
         what = f"{module}:{name}" + ("()" if is_called else "")

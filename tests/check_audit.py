@@ -1,7 +1,7 @@
 """Plays every audit of the package, with every planted bug, and prints what was caught.
 
 One line a check: sound code that is found sound, a false alarm, a planted bug that is caught, one that escapes. Fails if
-one escapes or a false alarm is raised. `--only WORD` plays those whose names hold the word.
+one escapes, a false alarm is raised or a check is skipped. `--only WORD` plays those whose names hold the word.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Counts:
     def __init__(self) -> None:
         self.found: Counter[tuple[str, bool]] = Counter()
         self.bad: list[str] = []
+        self.skipped = 0
         self.total = 0
         self.start = time.monotonic()
 
@@ -57,7 +58,19 @@ class Counts:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         self.total = max(self.total, len(ids))
 
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.skipped:  # a whole file
+            self._skip(report)
+
+    def _skip(self, report: Any) -> None:
+        self.skipped += 1
+        self.bad.append(f"SKIPPED: {report.nodeid.split('/')[-1]}\n{report.longreprtext[-1500:]}")
+        print(f"[skip] {report.nodeid.split('/')[-1]}", flush=True)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.skipped:  # nothing was played: neither caught nor sound
+            self._skip(report)
+            return
         if report.when != "call" and not report.failed:
             return
         name = report.nodeid.split("/")[-1].removeprefix("test_")
@@ -77,6 +90,7 @@ class Counts:
             "",
             f"planted bugs caught  {caught} of {caught + escaped}",
             f"false alarms         {alarms} of {sound + alarms} checks of the sound code (each at most 1e-6 by chance)",
+            f"skipped              {self.skipped}",
             f"time                 {time.monotonic() - self.start:.0f} s",
         ]
         return "\n".join(lines)

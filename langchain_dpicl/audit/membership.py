@@ -40,7 +40,7 @@ def membership_attack(
     """Attacks a target: can its answers tell who it was built of?
 
     Each of `num_prompts` times: draws `num_records` records, builds the target of them, and scores `num_members` of
-    them and `num_nonmembers` others. A score is what the target gives the record's own label.
+    them and `num_nonmembers` others, asked in random order. A score is what the target gives the record's own label.
 
     Formal guarantees:
       - Before the target is built, members and non-members are alike: any of them could have been the other.
@@ -60,7 +60,7 @@ def membership_attack(
       text_key: field of the text that is asked.
       label_key: field of the right label.
       progress: True shows a bar, False hides it, None shows it on a terminal only.
-      rng: who is a member.
+      rng: who is a member, and in which order they are asked.
 
     Returns:
       The scores; NOT PRIVATE.
@@ -178,13 +178,17 @@ def _scores(box: Hidden[_Pool], target: Target, shape: _Shape, rng: SecureRandom
     members = rng.permutation(shape.num_records)[: shape.num_members]
     asked = np.concatenate([built_of[members], _others(pool, built_of[members], rest, shape)])
     ask = target.build([pool.records[index] for index in built_of])
-    rows = np.asarray(ask([pool.texts[index] for index in asked]), dtype=np.float64)
+    # A target that drifts while it is asked (a memory, a cache, a limit) would tell members by when they are asked.
+    turns = rng.permutation(len(asked))
+    rows = np.asarray(ask([pool.texts[index] for index in asked[turns]]), dtype=np.float64)
     expected = (len(asked), len(target.labels))
     if rows.shape != expected:
         raise fail(f"target {target.name!r}", f"rows of shape {expected}", rows.shape)
     if np.isnan(rows).any():
         raise fail(f"target {target.name!r}", "numbers", "NaN")
-    return np.asarray(rows[np.arange(len(asked)), pool.places[asked]], dtype=np.float64)
+    scores = np.empty(len(asked))
+    scores[turns] = rows[np.arange(len(asked)), pool.places[asked[turns]]]
+    return scores
 
 
 def _others(pool: _Pool, members: Ints, rest: Ints, shape: _Shape) -> Ints:

@@ -86,7 +86,7 @@ class MembershipResult:
 
         Args:
           num_resamples: draws of prompts.
-          confidence: share of the curves that the band holds.
+          confidence: share of the curves that the band holds at each false-positive rate; fewer lie in it everywhere.
           rng: of the draws.
         """
         options: dict[str, Any] = {"num_resamples": num_resamples, "confidence": confidence, "rng": rng}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from langchain_dpicl.audit.bounds import ALARM, POWER
-from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.audit.results import HALF, AuditResult, Verdict
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.aggregation import ClippedGradientSum
@@ -30,6 +30,8 @@ from langchain_dpicl.privacy.sampling import AllocatedSlots, BalancedSlots, Part
 _WIDTH = 4
 _INCLUSIONS = 80.0
 """Inclusions to expect: twice the rate is then seen with a chance above .99, at an alarm of 1e-6."""
+_TOGETHER = 20.0
+"""Pairs to expect in one slot: that there is none has then a chance of 2e-9."""
 
 
 def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditResult:
@@ -40,7 +42,7 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
     """
     sampler, blind = release.sampler, ("which of the units of a slot that is too full are left out",)
     if isinstance(sampler, PartitionedSlots):
-        return AuditResult(check=name, verdict="sound", details=("a partition: everybody takes part",), blind_to=blind)
+        return skipped(name, "a partition: everybody takes part")
     rate = sampler.sampling_rate
     is_fixed = isinstance(sampler, BalancedSlots)
     # Of a sample of fixed size, and of a slot of one record, the coins of several units are not free: one unit tells.
@@ -60,15 +62,24 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
     found += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
         found += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
-    power = _rate_power(rate, coins.size)
-    return _result(name, found, runs=draws, power=power, blind=blind)
+    power = _rate_power(rate, coins.size) if rate < 1.0 else None
+    told = "twice the rate" if rate <= 0.5 else "everybody in every sample"
+    return _result(name, found, runs=draws, power=power, power_for=told, blind=blind)
+
+
+def skipped(check: str, why: str) -> AuditResult:
+    """Returns the result of a check that does not fit what is audited.
+
+    Args:
+      check: its name.
+      why: it does not.
+    """
+    return AuditResult(check=check, verdict="skipped", confidence=1.0, details=(why,))
 
 
 def _rate_power(rate: float, size: int) -> float:
     """Returns the chance that twice the rate is seen; of a rate above one half, that everybody is."""
     wrong = min(1.0, 2.0 * rate)
-    if rate >= 1.0:
-        return 1.0
     most = float(stats.binom.isf(ALARM / 6, size, rate)) + 1
     return float(stats.binom.sf(most - 1, size, wrong))
 
@@ -76,21 +87,22 @@ def _rate_power(rate: float, size: int) -> float:
 def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one unit, one place") -> AuditResult:
     """Checks that a unit stands in one row at most, and that where it stands says nothing of where the others do.
 
-    Only slots are asked, at their own number and with everybody in the sample. Units that are dealt in turn would share
-    slots more or less often than by chance: one that goes would then move the others.
+    Only slots are asked, at their own number, with everybody in the sample and no slot ever full. Units that are dealt
+    in turn would share slots more or less often than by chance: one that goes would then move the others. So many units
+    are dealt that 20 of their disjoint pairs, at least, are to be expected in the same slot.
     """
     blind: tuple[str, ...] = (
         "what a model makes of its own prompt: a model that remembers other prompts couples the rows",
     )
     sampler = release.sampler
     if isinstance(sampler, PoissonUnits):
-        return AuditResult(check=name, verdict="sound", details=("every unit is a row of its own",), blind_to=blind)
+        return skipped(name, "every unit is a row of its own")
     if isinstance(sampler, PartitionedSlots | BalancedSlots):
         units = sampler.public_size
         draws = min(draws, max(20, 60_000 // units))
     else:
-        units = 2
-        sampler = dataclasses.replace(sampler, sampling_rate=1.0)
+        units = 2 * max(1, math.ceil(_TOGETHER * sampler.num_rows / draws))
+        sampler = dataclasses.replace(sampler, sampling_rate=1.0, shots_per_slot=units)
     slots, found = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
     alike, firsts = list[bool](), list[bool]()
     for _ in range(draws):
@@ -100,24 +112,17 @@ def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one un
             found.append("a unit stands in two places")
         if len(rows) != slots:
             found.append("the number of slots changes")
-        if {0, 1} <= set(where):
-            alike.append(where[0] == where[1])
-        if 0 in where:
-            firsts.append(where[0] == 0)
+        alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
+        firsts += [where.get(unit) == 0 for unit in range(units)]
     if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
         fits = _Fits(2)
-        found += fits.binomial("two units in the same slot", _kept(alike, sampler.shots_per_slot), 1.0 / slots)
-        found += fits.binomial(
-            "a unit in the first slot", np.array(firsts), 1.0 / slots, tell=sampler.shots_per_slot > 1
-        )
+        found += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
+        found += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
+    else:
+        blind = (*blind, "whether units that are dealt evenly are dealt at random")
     if isinstance(sampler, AllocatedSlots):
         blind = (*blind, "how the batches of a deal are cut")
     return _result(name, found, runs=draws, power=None, blind=blind)
-
-
-def _kept(alike: Sequence[bool], shots: int) -> NDArray[np.bool_]:
-    """Returns the pairs that can be judged: in a slot of one record two units never stand together."""
-    return np.array(alike if shots > 1 else [], dtype=bool)
 
 
 _HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
@@ -149,7 +154,8 @@ def contribution(
     for one, other in pairs:
         found += _too_far(other.value - one.value, release)
         count += 1
-    return _result(name, found, runs=count, power=None, blind=("numbers that were not tried",))
+    told = _result(name, found, runs=count, power=None, blind=("numbers that were not tried",))
+    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
 
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
@@ -182,25 +188,33 @@ def noise(release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale
     """Checks the scale of the plan's own noise, and that no draw is used again, on releases of made-up sums.
 
     Vectors: variance of all values (chi-square), correlation of neighbours, repeats. Indices: how often the worse of
-    two candidates one scale apart wins (binomial, against the closed form), and how often it does twice running.
+    two candidates one scale apart wins (binomial, against the closed form), and how often it does twice running. At
+    scales that no such gap fits, the power falls, and the check is undecided.
     """
-    mechanism, blind = release.mechanism, ("scales that are wrong by less than about 5 %",)
+    mechanism = release.mechanism
     if isinstance(mechanism, ConfidentGNMaxMechanism):
-        why = "a game looks at it, at the audit's noise"
-        return AuditResult(check=name, verdict="sound", details=(why,), blind_to=blind)
+        return skipped(name, "a game looks at it, at the audit's noise")
     if isinstance(mechanism, JointExponentialMechanism):
-        found = _sequence_faults(release, mechanism, draws // 4)
+        draws, missed = draws // 4, "40 %"
+        found, power = _sequence_faults(release, mechanism, draws)
+    elif mechanism.norm == "l2":
+        missed, (found, power) = "10 %", _vector_faults(release, draws // _VALUES)
     else:
-        found = _vector_faults(release, draws // 20) if mechanism.norm == "l2" else _index_faults(release, draws)
-    return _result(name, found, runs=draws, power=None, blind=blind)
+        missed, (found, power) = "25 %", _index_faults(release, draws)
+    blind = (f"noise of which less than about {missed} is missing",)
+    return _result(name, found, runs=draws, power=power, power_for=HALF, blind=blind)
 
 
 def _made_up(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
     return BoundedSum(np.array(value), release.sensitivity, release.row_shape, release.adjacency)
 
 
-def _vector_faults(release: ReleasePlan, releases: int) -> list[str]:
-    total = _made_up(release, [0.0] * 20)
+_VALUES = 20
+
+
+def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
+    """Returns what is wrong with noise vectors, and the chance to see half of the noise."""
+    total = _made_up(release, [0.0] * _VALUES)
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
     values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
     found = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
@@ -208,30 +222,49 @@ def _vector_faults(release: ReleasePlan, releases: int) -> list[str]:
     found += fits.variance("all values", values.ravel())
     found += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
     found += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
-    return found
+    power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 6, values.size), values.size)
+    return found, float(power)
 
 
-def _index_faults(release: ReleasePlan, releases: int) -> list[str]:
+def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
+    """Returns what is wrong with the winners, and the chance to see half of the noise; gaps are of 2^19 at most."""
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("range")
     total = _made_up(release, [0.0, -min(scale, 2.0**19)])
     gap = min(scale, 2.0**19) / scale
-    chance = float(special.expit(-gap)) if release.mechanism.name == "gumbel" else math.exp(-gap) / 2.0
+    chance, halved = (
+        float(special.expit(-wide)) if release.mechanism.name == "gumbel" else math.exp(-wide) / 2.0
+        for wide in (gap, 2.0 * gap)
+    )
     lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
     coins, fits = np.array(lost), _Fits(2)
     found = fits.binomial("the worse of two candidates wins", coins, chance)
-    return found + fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
+    found += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
+    return found, _too_few(releases, chance, halved)
 
 
-def _sequence_faults(release: ReleasePlan, mechanism: JointExponentialMechanism, releases: int) -> list[str]:
+def _too_few(size: int, chance: float, true: float) -> float:
+    """Returns the chance, exactly, that so few of `size` coins of `true` fall right that `chance` is refuted."""
+    low, high = -1, math.floor(size * chance)
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_refuted = stats.binomtest(middle, size, chance).pvalue <= ALARM / 2
+        low, high = (middle, high) if is_refuted else (low, middle)
+    return float(stats.binom.cdf(low, size, true)) if low >= 0 else 0.0
+
+
+def _sequence_faults(
+    release: ReleasePlan, mechanism: JointExponentialMechanism, releases: int
+) -> tuple[list[str], float]:
     """Of k + 1 counts the last is smaller: k of k + 1 sequences hold it, each with the chance that its gap leaves."""
     scale, length = 2.0 * mechanism.noise_multiplier * release.sensitivity.require("range"), mechanism.num_choices
     gap = float(max(1, min(round(scale * (1.0 + math.log(length))), 10_000)))
     total = _made_up(release, [gap] * length + [0.0])
-    weight = length * math.exp(-gap / scale)
+    weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
     held = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
     coins, fits, chance = np.array(held), _Fits(2), weight / (1.0 + weight)
     found = fits.binomial("a sequence holds the smaller count", coins, chance)
-    return found + fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
+    found += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
+    return found, _too_few(releases, chance, halved / (1.0 + halved))
 
 
 class _Fits:
@@ -240,9 +273,9 @@ class _Fits:
     def __init__(self, count: int) -> None:
         self._alarm = ALARM / check_int("count", count, low=1)
 
-    def binomial(self, what: str, coins: NDArray[np.bool_], chance: float, *, tell: bool = True) -> list[str]:
+    def binomial(self, what: str, coins: NDArray[np.bool_], chance: float) -> list[str]:
         """Tests how often something is true."""
-        if not coins.size or not tell:
+        if not coins.size:
             return []
         if chance >= 1.0:
             return [] if coins.all() else [f"{what}: not always"]
@@ -286,17 +319,20 @@ def freshness(ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: f
     return _result(name, found, runs=runs, power=None, blind=blind)
 
 
-def _result(check: str, found: list[str], *, runs: int, power: float | None, blind: tuple[str, ...]) -> AuditResult:
+def _result(
+    check: str, found: list[str], *, runs: int, power: float | None, blind: tuple[str, ...], power_for: str = HALF
+) -> AuditResult:
     told = tuple(dict.fromkeys(found))[:4]
     weak = power is not None and power < POWER and not told
     if weak:
-        told = (f"twice the rate would be seen with a chance of {power:.2f} only",)
+        told = (f"{power_for} would be seen with a chance of {power:.2f} only",)
     verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
     return AuditResult(
         check=check,
         verdict=verdict,
         runs=runs,
         power=power,
+        power_for=power_for,
         details=told,
         blind_to=blind,
     )

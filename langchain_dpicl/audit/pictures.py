@@ -73,7 +73,8 @@ def plot_roc(results: Sequence[MembershipResult], path: Where = None, *, title: 
     """Draws ROC curves with their bands, and again on logarithmic axes where false positives are rare. NOT PRIVATE.
 
     Targets without a claim are warm, those with one are cold. Prompts are drawn again and again: the line is the mean
-    of their curves, the band holds 95 % of them. Dashed is the best that a claim allows, where that is below 1.
+    of their curves, the band holds 95 % of them at each rate (not 95 % of whole curves). Dashed is the best that a
+    claim allows, where that is below 1.
 
     Args:
       results: from `membership_attack`.

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from langchain_dpicl.audit.bounds import ALARM
 from langchain_dpicl.exceptions import DPICLError
 
-Verdict: TypeAlias = Literal["sound", "violated", "undecided"]
+Verdict: TypeAlias = Literal["sound", "violated", "undecided", "skipped"]
 
 CANNOT_SEE: tuple[str, ...] = (
     "failures with a chance below about 1e-6 (the delta)",
@@ -24,6 +24,10 @@ CANNOT_SEE: tuple[str, ...] = (
     "what the model's provider sees: every private prompt",
 )
 """What no audit of this kind catches; proofs, reviews and the ledger's own checks are for those."""
+
+
+HALF = "half of the noise"
+"""What most powers are for."""
 
 
 class PrivacyAuditError(DPICLError, AssertionError):
@@ -44,8 +48,9 @@ class AuditResult:
 
     Attributes:
       check: what was looked at.
-      verdict: "violated": the claim is refuted; "sound": it is not, and half of the noise would have been seen;
-        "undecided": it is not, but the check was too small to tell.
+      verdict: "violated": the claim is refuted; "sound": it is not, and where there is a `power` it is at least .99;
+        "undecided": it is not, but the check was too small to tell; "skipped": it does not fit what is audited, and
+        `details` say why.
       lower_bound: epsilon that the answers prove, at `delta`; None where the check is about no epsilon.
       claimed_epsilon: epsilon, at the same delta, of the event that one trial is charged for.
       delta: of both.
@@ -54,7 +59,9 @@ class AuditResult:
       unit: which of them.
       confidence: chance, at least, that sound code is not called violated.
       runs: trials of each side, or draws that were looked at.
-      power: chance that half of the noise (or twice the rate) is called violated; None: no chance is involved.
+      power: chance that what `power_for` names is called violated; None: not computed, so that "sound" says only that
+        nothing was refuted.
+      power_for: the fault that `power` is for.
       details: what refutes the claim, or why it is undecided.
       blind_to: what this check in particular cannot see.
     """
@@ -70,6 +77,7 @@ class AuditResult:
     confidence: float = 1.0 - ALARM
     runs: int = 0
     power: float | None = None
+    power_for: str = HALF
     details: tuple[str, ...] = ()
     blind_to: tuple[str, ...] = ()
 
@@ -84,7 +92,7 @@ class AuditResult:
         if self.found is not None and self.claimed is not None and self.unit != "epsilon":
             parts.append(f"{self.unit} {max(self.found, 0.0):.3g} of {self.claimed:.3g}")
         parts += [f"{self.runs:,} runs"] if self.runs else []
-        parts += [f"power {self.power:.3f}"] if self.power is not None else []
+        parts += [f"power {self.power:.3f} ({self.power_for})"] if self.power is not None else []
         return "; ".join([*parts, *self.details])
 
 
@@ -106,9 +114,11 @@ class AuditReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all verdicts."""
+        """The worst of all verdicts; what was skipped has none."""
         found = {result.verdict for result in self.results}
-        return "violated" if "violated" in found else "undecided" if "undecided" in found or not found else "sound"
+        if "violated" in found:
+            return "violated"
+        return "sound" if "sound" in found and "undecided" not in found else "undecided"
 
     @property
     def ok(self) -> bool:
@@ -141,16 +151,27 @@ class AuditReport:
 
     def summary(self) -> str:
         """Returns what is said after the results: the verdict, how sure it is, and what no audit sees."""
+        skipped = sum(result.verdict == "skipped" for result in self.results)
+        checks = f"{len(self.results) - skipped} checks, {skipped} skipped"
         lines = [
-            f"{self.subject}: {self.verdict} ({len(self.results)} checks, {self.seconds:.0f} s)",
-            f"Sound code is called violated with a chance of at most {self.false_alarm:.0e}.",
-            "A check with a power would have seen half of the noise with that chance.",
+            f"{self.subject}: {self.verdict} ({checks}, {self.seconds:.0f} s)",
+            f"Sound code is called violated with a chance of at most {_rounded_up(self.false_alarm)}.",
+            "A check with a power would have seen what is named beside it with that chance; others have none computed.",
             "No audit sees:",
         ]
         return "\n".join([*lines, *(f"  - {text}" for text in self.cannot_see)])
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {result}" for result in self.results), self.summary()])
+
+
+def _rounded_up(chance: float) -> str:
+    """Returns a chance with one digit, and never a smaller one."""
+    if chance <= 0.0:
+        return "0"
+    unit = 10.0 ** math.floor(math.log10(chance))
+    # What sums of 1 - (1 - 1e-6) are off by is no chance: without it 1e-6 would read 2e-06.
+    return f"{math.ceil(chance / unit * (1 - 1e-9)) * unit:.0e}"
 
 
 def _plain(value: Any) -> Any:

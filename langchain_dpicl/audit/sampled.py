@@ -99,7 +99,7 @@ def judged(presences: Sequence[int], *, name: str) -> AuditResult:
         verdict="violated" if problems else "sound",
         runs=len(presences),
         details=tuple(problems),
-        blind_to=("a rate that is wrong by less than a third: `sampler: rate` looks at it more closely",),
+        blind_to=("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",),
     )
 
 

@@ -99,6 +99,8 @@ class RocCurve:
 class RocBand:
     """Mean and percentile band of ROC curves when whole groups of scores (prompts) are drawn again.
 
+    The band is pointwise: at each rate it holds that share of the curves. Far fewer of them lie inside it everywhere.
+
     Attributes:
       rates: float64[grid], false-positive rates.
       mean: float64[grid], true-positive rates.
@@ -281,9 +283,16 @@ def _area(false: Floats, true: Floats) -> float:
 
 
 def _on_lines(false: Floats, true: Floats, rates: Floats) -> Floats:
-    """Interpolates; at a rate where the curve rises straight up, the highest point counts."""
-    last = np.append(false[1:] > false[:-1], True)
-    return np.asarray(np.interp(rates, false[last], true[last]), dtype=np.float64)
+    """Interpolates; at a rate where the curve rises straight up, the highest point counts.
+
+    Just before such a rise the line still ends at its lowest point: both of its ends are kept.
+    """
+    rates = np.clip(rates, 0.0, 1.0)
+    before = np.searchsorted(false, rates, side="right") - 1
+    after = np.minimum(before + 1, len(false) - 1)
+    width, rise = false[after] - false[before], true[after] - true[before]
+    slope = np.divide(rise, width, out=np.zeros_like(width), where=width > 0)
+    return np.asarray(true[before] + slope * (rates - false[before]), dtype=np.float64)
 
 
 def _interval(values: Sequence[float], tail: float) -> tuple[float, float, float]:

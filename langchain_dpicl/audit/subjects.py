@@ -53,7 +53,7 @@ class Subject:
       plan: what runs, with the epsilon that it costs by this package's accounting, computed now.
       epsilon: what is claimed.
       delta: at which it is claimed.
-      options: public options of the component that change what leaves: `with_scores`, `abstain_below`, `votes`,
+      options: public options of the component that change what leaves: `with_scores`, `abstain_below`,
         `aggregation`.
       component: the object, if there is one; its ledger is read.
     """
@@ -75,15 +75,18 @@ class Subject:
           name: for the report; None: what it calls itself.
 
         Raises:
-          ConfigurationError: it is none of them, or a field is missing.
+          ConfigurationError: it is none of them, of a class derived of a component's, or a field is missing.
         """
         if isinstance(given, Subject):
             return given
         if isinstance(given, Mapping):
             return _of_json(given, name=name)
         for kind, method in _CLASSES:
-            if isinstance(given, kind):
+            if type(given) is kind:
                 return _of_component(given, method, name=name or kind.__name__)
+            if isinstance(given, kind):
+                advice = f"The checks play {kind.__name__} itself: what your class overrides would run unaudited."
+                raise fail("audit", f"a {kind.__name__}, no class derived of it", type(given).__name__, advice)
         if isinstance(given, QueryPlan | LabellingPlan | GenerationPlan | TrainingPlan):
             method = _method_of(given.to_dict())
             shown = name or f"a plan of {method}"

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE
-from langchain_dpicl.training_planning import TrainingPlan
+from langchain_dpicl.training_planning import TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
 
 LOUD = 25.0
@@ -91,13 +91,19 @@ class TrainingSide:
             yield "tickets: the ledger holds another number of them than there were steps"
 
 
+Proved: TypeAlias = tuple[float, float, float, str]
+"""What guesses prove, the same as an epsilon, what is claimed, and the unit of the first and the third."""
+
+
 def canaries(
     run_options: dict[str, Any], *, count: int = CANARIES, name: str = "one run, many canaries"
 ) -> AuditResult:
     """Trains once with many canaries, half of them left out by fair coins, and guesses from the weights which.
 
-    Every canary has an axis of its own: the worst there can be. The guesser speaks of half of them. Runs without
-    sampling are compared by their mu, which tells several times as much; others by their epsilon at a delta of 1e-12.
+    Every canary has an axis of its own: the worst there can be; under replace_one those left out turn round instead.
+    The guesser speaks of half of them. Runs without sampling are compared by their mu, which tells several times as
+    much; others by their epsilon at a delta of 1e-12. "Sound" says that a run without any noise would have been
+    refuted, but for a chance of 1e-6: a sampled run may draw few canaries, and no noise is needed to hide the others.
 
     Args:
       run_options: options of `PromptDPSGD.prepare`, the rate as `sampling_rate`, `steps`, and `adjacency`.
@@ -109,26 +115,27 @@ def canaries(
     run = _trained(present, dict(run_options))
     right = right_guesses(run.weights, present, guesses)
     found, seen, claimed, unit = _proved(run.plan, right, guesses, count)
-    most = _proved(run.plan, guesses, guesses, count)[0]
-    is_blind = most <= claimed
+    is_exact = mu_squared(run.plan.event()) is not None
+    seen_right, is_seen = _without_noise(run.plan, count)
     told = f"{right} of {guesses} guesses were right"
+    blind = f"without any noise {seen_right} would be, which proves too little to tell"
     return AuditResult(
         check=name,
-        verdict="violated" if found > claimed else "undecided" if is_blind else "sound",
+        verdict="violated" if found > claimed else "sound" if is_seen else "undecided",
         lower_bound=seen,
-        claimed_epsilon=run.plan.epsilon,
-        delta=run.plan.delta,
+        claimed_epsilon=run.plan.epsilon if is_exact else claimed,
+        delta=run.plan.delta if is_exact else one_run.TINY_DELTA,
         found=found,
         claimed=claimed,
         unit=unit,
         runs=1,
-        details=(told, f"all of them would prove {unit} {most:.2g} of {claimed:.2g} claimed") if is_blind else (told,),
-        blind_to=("noise that is too small by less than a factor of several: one run is a blunt tool",),
+        details=(told,) if is_seen or found > claimed else (told, blind),
+        blind_to=("noise that is too small, by less than a factor of ten and more: one run is a blunt tool",),
     )
 
 
-def _proved(plan: TrainingPlan, right: int, guesses: int, count: int) -> tuple[float, float, float, str]:
-    """Returns (proved, proved as epsilon, claimed, unit) for so many right guesses."""
+def _proved(plan: TrainingPlan, right: int, guesses: int, count: int) -> Proved:
+    """Returns what so many right guesses prove."""
     event = plan.event()
     squared = mu_squared(event)
     if squared is not None:
@@ -137,19 +144,69 @@ def _proved(plan: TrainingPlan, right: int, guesses: int, count: int) -> tuple[f
     delta = one_run.TINY_DELTA
     seen = one_run.lower_bound(right, guesses, delta=delta, canaries=count)
     claimed = accounting.epsilon_upper_bound(event, delta=delta, adjacency=plan.release.adjacency)
-    return seen, 0.0, claimed, "epsilon"
+    return seen, seen, claimed, "epsilon"
 
 
-def can_refute(plan: TrainingPlan, *, count: int = CANARIES) -> bool:
-    """Returns whether the claim is small enough for right guesses to refute it."""
-    found, _, claimed, _ = _proved(plan, count // 2, count // 2, count)
-    return found > claimed
+def _without_noise(plan: TrainingPlan, count: int) -> tuple[int, bool]:
+    """Returns how many guesses are right without any noise, at least, and whether so many refute the claim."""
+    share = 1.0 - (1.0 - plan.sampling_rate) ** plan.steps
+    right = right_without_noise(share, count=count, is_replaced=plan.release.adjacency == "replace_one")
+    found, _, claimed, _ = _proved(plan, right, count // 2, count)
+    return right, found > claimed
+
+
+def right_without_noise(share: float, *, count: int, is_replaced: bool = False) -> int:
+    """Returns how many guesses are right without any noise, at least, but for a chance below 1e-6.
+
+    Present canaries that were drawn stand out. Of the others those that are guessed to be in or out are coins, and
+    absent ones are more likely among them; replaced ones stand out on the other side, by coins of the same chance.
+
+    Args:
+      share: of the present canaries that are drawn once at least.
+      count: canaries, each present by a fair coin; half of them are guessed about.
+      is_replaced: whether those that are absent turn round instead.
+    """
+    half, seen = count // 4, count * share / 2
+    drawn = max(0.0, seen - 5.0 * math.sqrt(seen * (1.0 - share / 2)))
+    found = min(half, math.floor(drawn))
+    absent = 0.5 if is_replaced else 1.0 / (2.0 - share)
+    sides = [(half - found, 1.0 - absent), (half - found if is_replaced else half, absent)]
+    mean = sum(size * chance for size, chance in sides)
+    spread = math.sqrt(sum(size * chance * (1.0 - chance) for size, chance in sides))
+    certain = 2 * found if is_replaced else found
+    return certain + max(0, math.floor(mean - 5.0 * spread))
+
+
+def can_refute(options: dict[str, Any], *, count: int = CANARIES) -> bool:
+    """Returns whether the claim of such a run is small enough for canaries to refute it if there were no noise.
+
+    Args:
+      options: as of `canaries`, with a noise multiplier.
+      count: canaries.
+    """
+    plan = plan_training(
+        count,
+        epsilon=None,
+        delta=options.get("delta", 1e-6),
+        expected_batch_size=_batch(options["sampling_rate"], count),
+        l2_clip_norm=CLIP,
+        width=count,
+        steps=options["steps"],
+        adjacency=options["adjacency"],
+        noise_multiplier=options["noise_multiplier"],
+    )
+    return _without_noise(plan, count)[1]
+
+
+def _batch(rate: float, count: int) -> int:
+    return max(1, round(rate * count))
 
 
 def _trained(present: Any, options: dict[str, Any]) -> TrainingRun:
     count = len(present)
-    units = [f"{place}:{-LOUD * CLIP}" for place in present.nonzero()[0]]
-    batch = max(1, round(options.pop("sampling_rate", 1.0) * count))
+    is_replaced = options.get("adjacency") == "replace_one"
+    units = [f"{place}:{LOUD * CLIP * (1 - 2 * here)}" for place, here in enumerate(present) if here or is_replaced]
+    batch = _batch(options.pop("sampling_rate", 1.0), count)
     steps = options.pop("steps", 8)
     engine = ReadGradients(count)
     made = {"public_size": count, "expected_batch_size": batch, "l2_clip_norm": CLIP, **options}

@@ -18,9 +18,11 @@ from langchain_dpicl.audit import (
     Subject,
     assert_private,
     audit,
+    bounds,
     cases,
     control,
     games_of,
+    laws,
     ledgers,
     parts,
     play,
@@ -31,6 +33,7 @@ from langchain_dpicl.audit.answering import VotingGame
 from langchain_dpicl.audit.components import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
 from langchain_dpicl.audit.games import power_of
 from langchain_dpicl.audit.readers import ReadGradients
+from langchain_dpicl.audit.results import HALF
 from langchain_dpicl.cli import main
 from langchain_dpicl.labelling_planning import plan_labelling
 from langchain_dpicl.planning import plan_generation
@@ -156,6 +159,27 @@ def test_a_game_that_is_too_small_is_undecided_and_says_so() -> None:
     assert "give more runs" in str(result)
 
 
+@pytest.mark.parametrize("kind", ["keywords", "secret sample"])
+def test_a_control_is_skipped_where_half_of_the_noise_is_not_what_a_game_can_show(kind: str) -> None:
+    given = {"rows": "units", "adjacency": "add_remove"}
+    found = [*cases.vote_cases(VotingGame, mechanism="gumbel", **given)]
+    found += cases.free_form_cases(aggregation="keywords", **given)
+    (game,) = (game for game in found if kind in game.name)
+    result = control(game)
+    assert (result.verdict, result.runs, result.confidence) == ("skipped", 0, 1.0)
+
+
+def test_the_power_of_a_game_on_a_secret_sample_is_named_and_is_not_for_half_of_the_noise() -> None:
+    game = [*cases.vote_cases(VotingGame, mechanism="gumbel", rows="units", adjacency="add_remove")][1]
+    event = game.event(game.sides()[0])
+    assert power_of(game, event) >= 0.99
+    assert game.law(2.0)[0] > 0.9  # everybody
+    assert "power 1.000 (everybody in every sample)" in str(play(game))
+    half = laws.index_law("gumbel", ((1.0, 0.0), (0.0, 0.0)), scale=1 / 6)(1.0)
+    sampled_half = 0.25 * half[0] + 0.75 * half[1], half[1]
+    assert bounds.power(event, sampled_half, runs=game.runs, alarm=bounds.ALARM / 4) < 0.01
+
+
 def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() -> None:
     assert control(SMALL).verdict == "undecided"
     game = dataclasses.replace(SMALL, runs=400, law=None)  # missed with a chance of 1e-14
@@ -180,6 +204,9 @@ def test_reports_say_the_worst_and_add_up_their_alarms() -> None:
         return AuditResult(check="one", verdict=verdict, confidence=confidence, found=float("inf"))
 
     assert AuditReport(subject="x", results=()).verdict == "undecided"
+    assert AuditReport(subject="x", results=(result("skipped"),)).verdict == "undecided"
+    assert AuditReport(subject="x", results=(result("skipped"), result("sound"))).verdict == "sound"
+    assert "(1 checks, 1 skipped" in AuditReport(subject="x", results=(result("skipped"), result("sound"))).summary()
     assert AuditReport(subject="x", results=(result("sound"), result("undecided"))).verdict == "undecided"
     report = AuditReport(subject="x", results=(result("sound"), result("violated"), result("sound", 1.0)))
     assert (report.verdict, report.ok) == ("violated", False)
@@ -205,7 +232,7 @@ def test_a_sound_component_passes_and_is_neither_read_nor_charged() -> None:
     seen: list[AuditResult] = []
     report = assert_private(voter, progress=seen.append)
     assert list(report.results) == seen
-    assert {result.verdict for result in seen} == {"sound"}
+    assert {result.verdict for result in seen} == {"sound"}, [str(result) for result in seen]
     assert len(seen) >= 10
     assert report.false_alarm < 1e-5
     assert share_of(voter).remaining("query") == 20
@@ -256,6 +283,64 @@ def test_reused_coins_and_samples_are_violations() -> None:
     assert sampled.judged([1, 0] * 80, name="x").verdict == "violated"
     assert sampled.judged([1] * 160, name="x").verdict == "violated"
     assert sampled.judged([2, 0, 0, 1] * 40, name="x").verdict == "violated"
+
+
+@pytest.mark.parametrize("shots", [1, 3])
+@pytest.mark.parametrize("slots", [5, 60, 400])
+def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
+    slots: int, shots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Units that never share a slot as often as by chance; missed with a chance of 2e-9."""
+    from langchain_dpicl.privacy.sampling import PoissonSlots, assign
+
+    release = dataclasses.replace(PLANS["voting"].release, sampler=PoissonSlots(0.02, slots, shots))
+    assert parts.places(release).verdict == "sound"
+
+    def draw(self: Any, n: int, *, rng: Any) -> Any:
+        places = rng.choice_without_replacement(self.num_slots, min(n, self.num_slots)).tolist()
+        return assign(range(len(places)), places, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
+
+    monkeypatch.setattr(PoissonSlots, "draw", draw)
+    assert parts.places(release).verdict == "violated"
+
+
+def test_the_samples_of_every_label_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_dpicl.privacy.sampling import PoissonSlots
+
+    quick(monkeypatch)
+    wrong = PLANS["generation"].branches[1][1].sampler
+    real = PoissonSlots.draw
+
+    def draw(self: Any, n: int, *, rng: Any) -> Any:
+        is_wrong = self.sampling_rate == wrong.sampling_rate
+        return real(dataclasses.replace(self, sampling_rate=1.0) if is_wrong else self, n, rng=rng)
+
+    monkeypatch.setattr(PoissonSlots, "draw", draw)
+    assert [result.check for result in audit(PLANS["generation"]).violations()] == ["sampler: rate, label 'b'"]
+
+
+def test_what_is_not_played_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "games_of", lambda subject: ())
+
+    def skipped(plan: Any) -> set[str]:
+        return {result.check for result in audit(plan).results if result.verdict == "skipped" and result.details}
+
+    shared = {"sampler: rate", "noise: scale, at your own size", "samples: drawn anew, as the engine sees them"}
+    assert skipped(PLANS["confident"]) == {*shared, "noise: fresh for every answer"}
+    assert skipped(PLANS["pate"]) == {"samples: drawn anew, as the engine sees them"}
+    assert "one run, many canaries" in skipped(PLANS["dpsgd"])
+    votes = plan_queries(800, max_queries=20, width=3, design=SLOTS, mechanism="gaussian", **TERMS)
+    assert skipped(votes) == {"scores: noisy votes that leave"}
+
+
+@pytest.mark.parametrize("multiplier", [0.4, 2.0**25])
+def test_noise_beyond_what_sums_can_show_is_undecided_and_half_of_it_has_a_power(multiplier: float) -> None:
+    from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+
+    found = parts.noise(dataclasses.replace(PLANS["voting"].release, mechanism=GumbelMechanism(multiplier)))
+    assert found.verdict == ("sound" if multiplier < 1 else "undecided")
+    assert (found.power >= 0.99) == (multiplier < 1)
+    assert (found.power_for, found.blind_to) == (HALF, ("noise of which less than about 25 % is missing",))
 
 
 # --- dpicl audit --------------------------------------------------------------------------------------------------------

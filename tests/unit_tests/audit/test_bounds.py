@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from scipy import special, stats
 
 from langchain_dpicl.audit import bounds, laws, one_run
+from langchain_dpicl.audit.games import proved
+from langchain_dpicl.audit.training import right_guesses, right_without_noise
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.events import (
@@ -113,6 +116,15 @@ def test_a_step_on_everybody_is_a_gaussian_and_several_releases_are_refused() ->
         bounds.claimed(RepeatedEvent(GaussianEvent(1.0), 2))
 
 
+def test_an_epsilon_is_proved_by_the_chances_of_an_outcome_among_all_trials_and_a_range_by_its_odds() -> None:
+    """Outcomes a, b and many others of a mechanism of epsilon 1: given that it is a or b, a is e^1.5 times as likely."""
+    trials, counts = (1_000_000, 1_000_000), (Counter(a=27_183, b=33_109), Counter(a=10_000, b=90_000))
+    found = proved(BoundedRangeEvent(2.0), counts, ("a",), trials=trials)
+    assert 0.9 < found.epsilon <= 1.0
+    assert 1.9 < found.found <= 2.0
+    assert found.refuted == []
+
+
 # --- laws -------------------------------------------------------------------------------------------------------------
 
 SUMS = (3.0, 2.0, 2.0, 0.0)
@@ -178,3 +190,17 @@ def test_guesses_that_prove_nothing_at_a_usual_delta_prove_something_at_a_tiny_o
     assert one_run.lower_bound(200, 200, delta=1e-6, canaries=400) == 0.0
     assert one_run.lower_bound(200, 200, delta=one_run.TINY_DELTA, canaries=400) > 2.0
     assert one_run.lower_mu(200, 200, canaries=400) > 0.7
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.634, 0.9, 0.996, 1.0])
+def test_as_many_guesses_as_stated_are_right_where_there_is_no_noise(share: float, is_replaced: bool) -> None:
+    """300 runs: the bound is 5 standard deviations off twice, so that none is below; and it is not far below all."""
+    rng, found, count = np.random.default_rng(3), [], 1_000
+    for _ in range(300):
+        present, drawn = rng.random(count) < 0.5, rng.random(count) < share
+        moved = np.where(present, 1.0, -1.0 if is_replaced else 0.0) * drawn
+        found.append(right_guesses(moved + 1e-9 * rng.random(count), present, count // 2))
+    least = right_without_noise(share, count=count, is_replaced=is_replaced)
+    assert least <= min(found)
+    assert least > np.mean(found) - 130

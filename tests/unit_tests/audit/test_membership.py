@@ -56,6 +56,12 @@ def attacked(target: Target, **options: Any) -> MembershipResult:
     return membership_attack(PEOPLE, target, **{**given, **options})
 
 
+def members_of(records: Sequence[Record], texts: Sequence[str]) -> list[str]:
+    """Returns the texts that were asked of records that the target was built of."""
+    names = {record["text"] for record in records}
+    return [text for text in texts if text in names]
+
+
 def label_of(text: str) -> str:
     return next(person["label"] for person in PEOPLE if person["text"] == text)
 
@@ -70,15 +76,14 @@ class TestWhoIsAMember:
             names = [record["text"] for record in records]
             assert len(set(names)) == 4
             assert len(set(texts)) == 11
-            assert set(texts[:2]) < set(names)
-            assert not set(texts[2:]) & set(names)
+            assert len(set(texts) & set(names)) == 2
             assert all(record["other"] == "kept" for record in records)
 
     def test_every_record_and_every_place_in_the_prompt_is_as_likely_a_member(self) -> None:
         """Chi-squared of 1,200 draws over 60 records and 4 places; false alarms once in a million (and coins repeat)."""
         spy = Remembering()
         attacked(spy.target(), num_prompts=1_200, num_nonmembers=1)
-        members = [texts[0] for texts in spy.asked]
+        members = [members_of(records, texts)[0] for records, texts in zip(spy.built_of, spy.asked, strict=True)]
         places = [[r["text"] for r in records].index(m) for records, m in zip(spy.built_of, members, strict=True)]
         for drawn, kinds in ((members, 60), (places, 4)):
             counts = Counter(drawn)
@@ -104,10 +109,10 @@ class TestWhoIsAMember:
         spy = Remembering()
         attacked(spy.target(), nonmembers="same_label", num_members=2, num_nonmembers=8, num_prompts=20)
         for records, texts in zip(spy.built_of, spy.asked, strict=True):
-            labels = [label_of(text) for text in texts]
-            assert labels[2:] == labels[:2] * 4
+            labels, inside = Counter(map(label_of, texts)), Counter(map(label_of, members_of(records, texts)))
+            assert inside.total() == 2
+            assert labels == {label: 5 * count for label, count in inside.items()}  # theirs, and four others of each
             assert len(set(texts)) == 10
-            assert not set(texts[2:]) & {record["text"] for record in records}
 
     def test_two_attacks_draw_their_own_members(self) -> None:
         spies = Remembering(), Remembering()
@@ -115,15 +120,39 @@ class TestWhoIsAMember:
             membership_attack(PEOPLE, spy.target(), num_records=20, num_prompts=2, num_nonmembers=5, progress=False)
         assert spies[0].asked != spies[1].asked
 
+    def test_the_order_of_the_questions_tells_nobody(self) -> None:
+        """A target that only counts its questions: members come first by chance alone, once in ten; 600 prompts."""
+        turns: list[int] = []
+
+        def build(records: Sequence[Record]) -> Ask:
+            names = {record["text"] for record in records}
+
+            def ask(texts: Sequence[str]) -> Any:
+                turns.extend(turn for turn, text in enumerate(texts) if text in names)
+                return np.tile(-np.arange(len(texts), dtype=float)[:, None], (1, 3))
+
+            return ask
+
+        found = attacked(Target("counting", LABELS, "the order", build), num_prompts=600)
+        counts = Counter(turns)
+        assert counts.total() == 600
+        # Chi-squared of ten turns; false alarms once in a million (and the coins repeat).
+        assert stats.chisquare([counts[turn] for turn in range(10)]).pvalue > 1e-6
+        assert found.member_scores.ravel().tolist() == [-turn for turn in turns]
+        everything = np.concatenate([found.member_scores, found.nonmember_scores], axis=1)
+        assert (np.sort(everything, axis=1) == np.arange(-9, 1)).all()
+
 
 class TestScores:
     def test_a_score_is_what_the_records_own_label_gets(self) -> None:
         spy = Remembering()
         found = attacked(spy.target(), num_members=3)
         worth = dict(zip(LABELS, (0.2, 0.3, 0.5), strict=True))
-        for texts, inside, outside in zip(spy.asked, found.member_scores, found.nonmember_scores, strict=True):
-            assert inside.tolist() == [1.0 + worth[label_of(text)] for text in texts[:3]]
-            assert outside.tolist() == [worth[label_of(text)] for text in texts[3:]]
+        asked = zip(spy.built_of, spy.asked, found.member_scores, found.nonmember_scores, strict=True)
+        for records, texts, inside, outside in asked:
+            members = set(members_of(records, texts))
+            assert sorted(inside) == sorted(1.0 + worth[label_of(text)] for text in members)
+            assert sorted(outside) == sorted(worth[label_of(text)] for text in texts if text not in members)
 
     def test_a_target_that_remembers_is_found_out_and_one_that_does_not_is_guessed(self) -> None:
         told = attacked(Remembering().target())

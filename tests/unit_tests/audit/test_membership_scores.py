@@ -61,6 +61,18 @@ class TestCurve:
         assert curve.at([0.0, 1.0]).tolist() == [1.0, 1.0]
         assert curve.tpr_at(0.0) == 1.0
 
+    def test_a_line_ends_at_the_foot_of_a_rise_and_begins_at_its_top(self) -> None:
+        curve = RocCurve.of([3.0, 1.0], [2.0, 0.0])  # up to (0, .5), flat to (.5, .5), up to (.5, 1), flat
+        assert curve.at([0.0, 0.25, 0.4999, 0.5, 0.75, 1.0]).tolist() == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0]
+
+    @settings(max_examples=25)
+    @given(members=SCORES, nonmembers=SCORES)
+    def test_the_area_under_its_lines_is_the_area(self, members: list[float], nonmembers: list[float]) -> None:
+        curve = RocCurve.of(members, nonmembers)
+        ends = np.unique(curve.false_positives)
+        middles = (ends[1:] + ends[:-1]) / 2
+        assert np.sum(np.diff(ends) * curve.at(middles)) == pytest.approx(curve.auc)
+
     @pytest.mark.parametrize("scores", [[], [math.nan], [1.0, math.nan]])
     def test_scores_that_are_none_are_refused(self, scores: list[float]) -> None:
         with pytest.raises(ConfigurationError, match="none of them NaN"):
@@ -104,6 +116,16 @@ class TestBand:
         band = self.band(np.ones((5, 1)), np.zeros((5, 9)), num_resamples=20)
         assert band.auc == (1.0, 1.0, 1.0)
         assert (band.low == 1.0).all()
+
+    def test_it_holds_the_curves_at_each_rate_and_far_fewer_of_them_everywhere(self) -> None:
+        coins = np.random.default_rng(11)
+        members, nonmembers = coins.normal(0.7, size=(60, 1)), coins.normal(size=(60, 20))
+        band = self.band(members, nonmembers)
+        draws = [np.random.default_rng(seed).integers(0, 60, 60) for seed in range(300)]
+        curves = np.array([RocCurve.of(members[draw], nonmembers[draw]).at(band.rates) for draw in draws])
+        inside = (band.low - 1e-9 <= curves) & (curves <= band.high + 1e-9)
+        assert inside.mean(axis=0).min() > 0.85
+        assert inside.all(axis=1).mean() < 0.8
 
     def test_more_confidence_is_a_wider_band(self) -> None:
         members, nonmembers = np.random.default_rng(5).normal(size=(2, 40, 3))
