@@ -222,6 +222,7 @@ def is_long(item: pytest.Item) -> bool:
 
 
 EXAMPLES = 40
+LEFT_OUT = ("planted", "audited", "slow")
 
 
 def few_examples(items: Iterable[pytest.Item]) -> None:
@@ -244,9 +245,7 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        kept = [
-            item for item in items if not item.get_closest_marker("planted") and not item.get_closest_marker("slow")
-        ]
+        kept = [item for item in items if not any(map(item.get_closest_marker, LEFT_OUT))]
         items[:] = [item for item in kept if self._long or not is_long(item)]
         few_examples(items)
 

@@ -32,10 +32,15 @@ ANSWERS = by_word({"aaa": {" card": 0.5, " cash": 0.25}, "bbb": {" cash": 0.75, 
 
 
 class Gauge:
-    """How many calls run at once."""
+    """How many calls run at once.
 
-    def __init__(self) -> None:
+    A call stays until `hoped` of them have been in together, so that a slow machine cannot make them miss each other.
+    """
+
+    def __init__(self, hoped: int = 0) -> None:
         self.now = self.most = self.made = 0
+        self.hoped = hoped
+        self.patience = time.monotonic() + 10
         self.threads: set[str] = set()
         self._lock = threading.Lock()
 
@@ -50,16 +55,28 @@ class Gauge:
         with self._lock:
             self.now -= 1
 
+    def expect(self, calls: int) -> None:
+        """Starts anew: nobody has been in, and the next calls wait for so many."""
+        self.most, self.hoped, self.patience = 0, calls, time.monotonic() + 10
+
+    def lonely(self) -> bool:
+        """Says whether a call that is in should wait for others; after ten seconds it has waited enough."""
+        return self.most < self.hoped and time.monotonic() < self.patience
+
 
 def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
     class Slow(ScriptedChat):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             with gauge:
+                while gauge.lonely():
+                    time.sleep(0.001)
                 time.sleep(seconds)
                 return super()._generate(*args, **kwargs)
 
         async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
             with gauge:
+                while gauge.lonely():  # noqa: ASYNC110 - an Event belongs to one loop, and calls come from several
+                    await asyncio.sleep(0.001)
                 await asyncio.sleep(seconds)
                 return super()._generate(*args, **kwargs)
 
@@ -98,6 +115,7 @@ class TestLimit:
         for awaited in (False, True):
             gauge = Gauge()
             session = LangChainBackend(slow(gauge), max_concurrency=limit).open(prompts, [])
+            gauge.expect(limit)
             rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
             assert np.array_equal(rows, expected)
@@ -107,7 +125,8 @@ class TestLimit:
         gauge = Gauge()
         backend = LangChainBackend(slow(gauge, 0.004), max_concurrency=limit)
         expected = backend.open(["aaa", "bbb"], []).score(DOMAIN)
-        before, gauge.most = gauge.made, 0
+        before = gauge.made
+        gauge.expect(limit)
 
         def blocking() -> None:
             for _ in range(3):
@@ -155,7 +174,7 @@ class TestLimit:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert gauge.now == 0
-        gauge.most = 0
+        gauge.expect(2)
         assert (await backend.open(["aaa"] * 6, []).ascore(DOMAIN)).shape == (6, 3)
         assert gauge.most == 2
 
@@ -168,6 +187,7 @@ class TestLimit:
         gauge = Gauge()
         session = LangChainBackend(slow(gauge), max_concurrency=2).open(["aaa"] * 4, [])
         for _ in range(3):
+            gauge.expect(2)
             session.score(DOMAIN)
         assert len({name for name in gauge.threads if name.startswith("dpicl")}) == 2
 
@@ -269,7 +289,7 @@ class TestAtMost:
         for awaited in (False, True):
             gauge = Gauge()
             session = LangChainBackend(slow(gauge), max_concurrency=4).open(prompts, [])
-            gauge.most = 0
+            gauge.expect(limit)
             with at_most(asked):
                 rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
@@ -281,7 +301,7 @@ class TestAtMost:
         engine = TextVoteBackend(slow(gauge), max_concurrency=3)
         rows = LabelRows(engine, [[" card"], [" cash"]], calibrate=False)
         for limit, most in ((1, 1), (None, 3)):
-            gauge.most = 0
+            gauge.expect(most)
             ask = AtMost(rows.ask((("aaa",),) * 6), limit)
             boxed = asyncio.run(ask.arun()) if awaited else ask.run()
             assert gauge.most == most
@@ -291,12 +311,14 @@ class TestAtMost:
 class TestGate:
     @pytest.mark.parametrize("limit", [1, 3])
     def test_never_lets_more_in_and_lets_everybody_in(self, limit: int) -> None:
-        gate, gauge, coins = Gate(limit), Gauge(), random.Random(limit)
+        gate, gauge, coins = Gate(limit), Gauge(limit), random.Random(limit)
         waits = [coins.random() * 0.002 for _ in range(60)]
 
         def blocking() -> None:
             for wait in waits:
                 with gate, gauge:
+                    while gauge.lonely():
+                        time.sleep(0.001)
                     time.sleep(wait)
 
         def awaiting() -> None:
@@ -320,7 +342,7 @@ class TestGate:
         assert gauge.most == limit
         assert gauge.now == 0
         assert gauge.made >= 4 * 60
-        gauge.most = 0
+        gauge.expect(limit)
         in_threads(*[blocking] * (limit + 1))  # every place was given back
         assert gauge.most == limit
 
