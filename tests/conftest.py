@@ -21,9 +21,24 @@ from tests.traced import is_traced
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def pytest_configure() -> None:
-    """Lets clients share their certificates, which each of them would read again."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets clients share their certificates, which each of them would read again; keeps workers from telling trifles."""
     ssl.create_default_context = functools.cache(ssl.create_default_context)
+    if not getattr(config.option, "xmlpath", None):  # which is written from all of them
+        for worker in config.pluginmanager.get_plugins():
+            if type(worker).__name__ == "WorkerInteractor":
+                worker.sendevent = functools.partial(tell, worker.sendevent)
+
+
+def tell(send: Any, name: str, **event: Any) -> None:
+    """Sends what is shown: not that a test starts, that its fixtures came and went, with nothing to say and in no time.
+
+    Half of what xdist's workers send, and the process in between takes as long over each as a small test takes.
+    """
+    report = event.get("data", {}) if name == "testreport" else {}
+    is_dull = report.get("outcome") == "passed" and report["when"] != "call" and not report["sections"]
+    if name != "logstart" and not (is_dull and report["duration"] < 0.1):
+        send(name, **event)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -33,10 +48,19 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Takes what imports left out of the collector's rounds from here on: many tests ask for one."""
+    leave_aside()
+    gc.set_threshold(50_000, 20)  # tests make much that goes by itself, and few cycles
+    gc.enable()
+
+
+def leave_aside() -> None:
+    """Takes all that is alive out of the collector's rounds: many tests ask for one, and so does the package.
+
+    With caches and leftovers of thousands of tests a round takes two seconds. Nothing that a test makes is aside before
+    its module is done, and what is aside still goes with the last reference to it.
+    """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 VAULT = Path(__file__).parent / "unit_tests" / "privacy"
@@ -70,8 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Traces the tests that the coverage is taken of, and no others."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Traces the tests that the coverage is taken of, and no others; tidies up behind the last one of a module."""
     is_traced_now = TRACERS in item.config.stash and item.get_closest_marker("traced") is not None
     if is_traced_now:
         trace(*item.config.stash[TRACERS])
@@ -80,6 +104,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     finally:
         if is_traced_now:
             trace(None, None)
+        if nextitem is not None and nextitem.path != item.path:
+            leave_aside()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -141,7 +141,7 @@ class AggregationContract(ABC):
         assert (replaced.l2 or 0.0) >= (removed.l2 or 0.0)
         assert (replaced.linf or 0.0) >= (removed.linf or 0.0)
 
-    @settings(LAW, max_examples=150)
+    @settings(LAW, max_examples=60)
     @given(data=st.data(), case=st.sampled_from([c for c in CASES if c != ("units", "add_remove")]))
     def test_a_row_that_changes_moves_the_sum_within_the_bound(self, data, case):
         if self.refuses(case[0]):
@@ -149,7 +149,7 @@ class AggregationContract(ABC):
         pair = data.draw(row_strategies.replaced_row(num_rows=self.num_rows if case[0] == "slots" else None))
         self.assert_within(*pair, *case, **data.draw(self.publics(pair[0].shape[1])))
 
-    @settings(LAW, max_examples=100)
+    @settings(LAW, max_examples=50)
     @given(data=st.data(), pair=row_strategies.appearing_row())
     def test_a_row_that_appears_or_vanishes_moves_the_sum_within_the_bound(self, data, pair):
         public = data.draw(self.publics(pair[0].shape[1]))
@@ -175,7 +175,7 @@ class AggregationContract(ABC):
         moved = change(self.make().bound(np.asarray(before), **how), self.make().bound(np.asarray(after), **how))
         assert reaches(moved, share, self.make().sensitivity(row_shape=row_shape, adjacency=adjacency))
 
-    @settings(LAW, max_examples=200)
+    @settings(LAW, max_examples=80)
     @given(matrix=row_strategies.any_matrices(), data=st.data())
     def test_any_rows_become_rows_of_the_domain(self, matrix, data):
         self.assert_in_domain(matrix, data.draw(self.publics(matrix.shape[1])))
@@ -196,7 +196,7 @@ class AggregationContract(ABC):
         np.testing.assert_array_equal(matrix, before)
         np.testing.assert_equal(public, given_before)
 
-    @settings(LAW, max_examples=75)
+    @settings(LAW, max_examples=40)
     @given(matrix=row_strategies.any_matrices(), data=st.data())
     def test_each_row_is_bounded_by_itself_and_order_does_not_matter(self, matrix, data):
         width = matrix.shape[1]

@@ -271,8 +271,7 @@ def test_a_baseline_tunes_a_copy_with_noise_for_its_epsilon(
 # ---------------------------------------------------------------------------------------------------------------- speed
 
 
-@pytest.mark.parametrize("kind", ["sequence_classification", "masked_lm"])
-@pytest.mark.parametrize("method", ["soft_prompt", "prefix"])
+@pytest.mark.parametrize(("kind", "method"), [("sequence_classification", "soft_prompt"), ("masked_lm", "prefix")])
 def test_all_who_race_use_all_rows(kind: str, method: str) -> None:
     pytest.importorskip("opacus")
     pytest.importorskip("peft")

@@ -232,7 +232,7 @@ class TestAnyResponseBecomesAValidRow:
     keys = st.one_of(st.sampled_from(["card", "cash", "other"]), st.booleans(), st.integers(0, 2), st.text(max_size=3))
     found = st.one_of(st.dictionaries(keys, numbers, max_size=5), st.none(), st.lists(numbers, max_size=3))
 
-    @settings(max_examples=500, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None)
     @given(found)
     def test_by_hypothesis(self, found: Any) -> None:
         answer = SimpleNamespace(probabilities=found)

@@ -66,7 +66,7 @@ payloads = st.one_of(
 )
 
 
-@settings(max_examples=1_500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(payloads, texts | st.none(), st.sampled_from(["stop", "length", "content_filter", None, 3, ["stop"]]))
 def test_any_payload_becomes_a_valid_row(payload: object, text: object, finish_reason: object) -> None:
     assert is_valid(next_token(payload, text=text, finish_reason=finish_reason))

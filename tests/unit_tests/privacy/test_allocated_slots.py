@@ -54,7 +54,7 @@ def changed(before, after):
     return sum(left != right for left, right in zip(before, after, strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_removing_one_unit_changes_one_slot_of_one_batch(data):
     """With everybody else's coins kept; an over-full slot may take in the next unit that wanted it."""

@@ -82,7 +82,7 @@ def coins(draw):
     return included, slots, num_slots, draw(st.integers(1, 4))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(coins=coins(), data=st.data())
 def test_removing_one_unit_changes_at_most_the_slot_it_was_in(coins, data):
     included, slots, num_slots, shots = coins
@@ -169,7 +169,7 @@ def test_a_partition_that_shifts_its_neighbours_turns_the_coupling_test_red(bug)
 # --- the exact partition -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(num_slots=st.integers(1, 9), shots=st.integers(1, 6), size=st.integers(1, 80), seed=st.integers(0, 99))
 def test_a_partition_uses_as_many_units_as_it_can_and_fills_slots_evenly(num_slots, shots, size, seed):
     sample = PartitionedSlots(num_slots, shots, size).draw(size, rng=SeededRandom(seed))

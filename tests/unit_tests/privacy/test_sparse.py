@@ -60,7 +60,7 @@ def with_public(draw, pairs):
 SPLIT, EDGE = np.array([0.5, 0.5]), np.array([0.0, 1.0])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(case=with_public(row_strategies.replaced_row()))
 @example(case=([[1.0, 0.0], [0.2, 0.2]], [[0.0, 1.0], [0.2, 0.2]], EDGE))
 @example(case=([[NAN, NAN], [0.2, 0.2]], [[1.0, 0.0], [0.2, 0.2]], EDGE))
@@ -73,7 +73,7 @@ def test_a_row_that_changes_moves_the_statistic_by_at_most_one(case):
     assert moved(*case) <= 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(case=with_public(row_strategies.appearing_row()))
 @example(case=(np.zeros((0, 2)), [[1.0, 0.0]], EDGE))
 @example(case=([[1.0, 0.0]], [[1.0, 0.0], [NAN, NAN]], EDGE))

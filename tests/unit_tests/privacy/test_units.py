@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
@@ -16,6 +16,7 @@ USERS = st.sampled_from(["u1", "u2", "u3", "u4", 5, 6])
 RECORDS = st.lists(
     st.fixed_dictionaries({"text": st.text(max_size=12), "label": st.sampled_from(LABELS), "user": USERS}), max_size=12
 )
+FEW = settings(max_examples=50)
 
 
 def declaration(**changes: Any) -> Declaration:
@@ -44,6 +45,7 @@ def contents(units: Units) -> dict[str, tuple[dict[str, str], ...]]:
     return {name: units.contents[position] for name, position in units.positions.items()}
 
 
+@FEW
 @given(RECORDS)
 def test_a_unit_is_reduced_by_looking_at_that_unit_alone(records: list[dict[str, Any]]) -> None:
     """Removing every record of one unit (the neighbour) leaves all other units as they were."""
@@ -53,6 +55,7 @@ def test_a_unit_is_reduced_by_looking_at_that_unit_alone(records: list[dict[str,
         assert contents(units_of(rest)) == {key: value for key, value in full.items() if key != name}
 
 
+@FEW
 @given(RECORDS)
 def test_every_unit_stands_in_exactly_one_label(records: list[dict[str, Any]]) -> None:
     units = units_of(records)
@@ -63,6 +66,7 @@ def test_every_unit_stands_in_exactly_one_label(records: list[dict[str, Any]]) -
             assert {record["label"] for record in units.contents[position]} == {label}
 
 
+@FEW
 @given(RECORDS)
 def test_the_label_of_a_unit_is_its_most_frequent_one(records: list[dict[str, Any]]) -> None:
     units = units_of(records)
@@ -73,6 +77,7 @@ def test_the_label_of_a_unit_is_its_most_frequent_one(records: list[dict[str, An
         assert not [other for other in LABELS[: LABELS.index(label)] if counts[other] == counts[label]]
 
 
+@FEW
 @given(RECORDS, st.integers(1, 4))
 def test_a_unit_keeps_its_first_records_up_to_the_public_cap(records: list[dict[str, Any]], cap: int) -> None:
     units = units_of(records, records_per_unit=cap)
@@ -81,6 +86,7 @@ def test_a_unit_keeps_its_first_records_up_to_the_public_cap(records: list[dict[
         assert [record["text"] for record in unit] == [r["text"] for r in mine][:cap]
 
 
+@FEW
 @given(RECORDS)
 def test_positions_follow_the_first_record_of_each_unit(records: list[dict[str, Any]]) -> None:
     order = list(dict.fromkeys(str(record["user"]) for record in records))
