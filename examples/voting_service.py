@@ -179,7 +179,8 @@ class Service:
         except PrivacyBudgetExceededError:
             left = await asyncio.to_thread(self.left)  # a durable ledger is read off the event loop
         except ModelCallError:
-            raise HTTPException(503, "The model cannot be reached. Nothing was charged.") from None
+            # Nearly always the public call, which comes first and costs nothing; behind it the ticket is burnt.
+            raise HTTPException(503, "The model gave no answer. What is charged: GET /budget.") from None
         except LedgerError:
             raise unreadable() from None
         if left:

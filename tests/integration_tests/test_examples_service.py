@@ -201,6 +201,20 @@ async def test_outages_are_503_and_charge_nothing(service: ModuleType, sqlite: s
         assert sqlite not in "".join(client.seen)
 
 
+async def test_a_release_that_fails_behind_the_public_call_is_charged_and_nobody_is_told_otherwise(
+    service: ModuleType, sqlite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(service, sqlite) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("langchain_dpicl.samples.summed", lambda *_: 1 / 0)
+            refused = await client.ask("question?")
+        assert refused.status_code == 503
+        assert "nothing was charged" not in refused.text.lower()
+        assert "GET /budget" in refused.text
+        shown = (await client.send("GET", "/budget")).json()
+        assert (shown["service"]["answers_left"], shown["tenant"]["answers_used"]) == (7, 1)
+
+
 async def test_a_ledger_that_is_not_there_stops_the_start(service: ModuleType, tmp_path: Path) -> None:
     place = tmp_path / "missing.db"
     with pytest.raises(LedgerUnavailableError, match="ledger"):

@@ -81,9 +81,14 @@ def broken_links(page: Path) -> list[str]:
 
 def read_otherwise(page: Path) -> list[str]:
     """Lines that repository browsers and Python-Markdown do not read alike."""
-    found, before, lines = [], "", prose(page)
+    found, before, lines, has_paragraphs = [], "", prose(page), False
     for number, line in enumerate(lines, 1):
         item = ITEM.match(line)
+        # Behind an item of several paragraphs Python-Markdown takes the next marker for text.
+        if item and has_paragraphs and before.strip():
+            found.append(f"{page.name}:{number}: an empty line is wanted above {line[:40]!r}")
+        if not line.startswith("  "):
+            has_paragraphs = not line and bool(before.startswith("  ") or ITEM.match(before))
         begins_list = item and not ITEM.match(before) and not before.startswith(" ")
         begins_table = re.match(r"\|[ :|-]+\|$", lines[min(number, len(lines) - 1)]) and not before.startswith("|")
         if before.strip() and (begins_list or (line.startswith("|") and begins_table)):
@@ -154,3 +159,7 @@ class TestTheCheckerItself:
     def test_sees_lists_and_tables_without_an_empty_line(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, "Text\n- item\n\n- good\n  - nested\n\nText\n| a |\n|---|\n| b |\n")
         assert [found.split(":")[1] for found in read_otherwise(page)] == ["2", "5", "8"]
+
+    def test_sees_an_item_that_would_be_text_of_the_one_before(self, tmp_path: Path) -> None:
+        page = self.page(tmp_path, "1. one\n\n   more of it\n2. two,\n   goes on\n3. three\n\n   more\n\n4. four\n")
+        assert [found.split(":")[1] for found in read_otherwise(page)] == ["4"]
