@@ -101,19 +101,23 @@ class PublicModel:
 
         The answer raises ModelCallError where a call fails.
         """
-        if isinstance(self._llm, Runnable):
-            return self._ask_runnable(self._llm, prompt, config, count)
-        return self._ask_engine(self._llm, [prompt if isinstance(prompt, str) else prompt.to_string()] * count)
+        return self.ask_each([prompt] * count, config)
 
-    def _ask_runnable(self, model: Runnable[Any, Any], prompt: Any, config: RunnableConfig, count: int) -> Ask:
+    def ask_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Ask:
+        """Returns what asks each of these public prompts once; answered as `ask`, from all of them together."""
+        if isinstance(self._llm, Runnable):
+            return self._ask_runnable(self._llm, list(prompts), config)
+        return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
+
+    def _ask_runnable(self, model: Runnable[Any, Any], prompts: list[Any], config: RunnableConfig) -> Ask:
         def ask() -> tuple[str, ...]:
-            found = [model.invoke(prompt, config)] if count == 1 else model.batch([prompt] * count, config)
+            found = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)
             return self._read(found)
 
         async def aask() -> tuple[str, ...]:
-            if count == 1:
-                return self._read([await model.ainvoke(prompt, config)])
-            return self._read(await model.abatch([prompt] * count, config))
+            if len(prompts) == 1:
+                return self._read([await model.ainvoke(prompts[0], config)])
+            return self._read(await model.abatch(prompts, config))
 
         return AskInPublic(self.name, ask, aask)
 

@@ -14,10 +14,12 @@ DPICLError
 |   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
 |   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
 |   +-- TrainingInterruptedError         training stopped half-way; holds what was released, can resume
++-- MemoError                            released answers cannot be kept or read, or the memo is none
 +-- PrivacyBudgetError
     +-- NoPrivacyBudgetError             no budget was given or found: fail closed
     +-- PrivacyBudgetMismatchError       the examples are bound to another ledger, or adjacencies differ
     +-- PrivacyBudgetExceededError       the request does not fit; carries requested and remaining
+    |   +-- TenantCapExceededError       it does not fit a tenant's cap; others may still ask
     +-- SealedShareError                 a share was changed after its first reservation
     +-- LedgerError                      the ledger is unreadable, broken or refused the record
         +-- LedgerUnavailableError       it cannot be read, locked or written now; trying again later may work
@@ -111,6 +113,10 @@ class TrainingInterruptedError(ModelCallError):
         self.training_run = training_run
 
 
+class MemoError(DPICLError):
+    """A release memo cannot be read or written, is broken, or is none. What was charged stays charged."""
+
+
 class PrivacyBudgetError(DPICLError):
     """Base of every refusal that concerns a privacy budget."""
 
@@ -135,6 +141,10 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
         super().__init__(message)
         self.requested = requested
         self.remaining = remaining
+
+
+class TenantCapExceededError(PrivacyBudgetExceededError):
+    """A tenant has used its cap; the share may have tickets left, for others and for a higher cap."""
 
 
 class SealedShareError(PrivacyBudgetError):

@@ -6,7 +6,8 @@ Knows wording, plans and what is asked in public; rows, sums and noise are the c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from langchain_dpicl._answer_spaces import EmbeddingSpace, KeywordSpace, Outcome, Round, Space
 from langchain_dpicl._candidates import KEYWORDS, PublicModel, PublicSide, answer_template
+from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan
 from langchain_dpicl._voting_options import check_flags, design_of, wording_of
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.resolve import as_text_backend
@@ -34,6 +36,7 @@ from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import FreeFormResult, Receipt
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.samples import Record
+from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tenants import Tenant, Tenants
 from langchain_dpicl.writing import check_texts
 
@@ -142,6 +145,7 @@ class DPFreeFormRunnable(QueryRunnable):
         overfill: float | None = None,
         on_exhausted: Exhausted = "raise",
         memo_size: int = 256,
+        memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
         with_receipt: bool = False,
         progress: bool | None = None,
@@ -188,6 +192,8 @@ class DPFreeFormRunnable(QueryRunnable):
           overfill: expected units per shot of a slot.
           on_exhausted: "raise", or "zero_shot": the public model's own answer, free, and marked so in the receipt.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
+          memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
+            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs a durable ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
@@ -201,6 +207,7 @@ class DPFreeFormRunnable(QueryRunnable):
           UnsilencableModelError: the model or the embeddings cannot be called in silence.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           ModelCallError: the model or the embeddings could not be reached.
+          MemoError: the memo cannot be used.
 
         Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models.
         """
@@ -216,6 +223,7 @@ class DPFreeFormRunnable(QueryRunnable):
         check_flags(name=name, progress=progress, with_receipt=with_receipt)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
+        kept = checked_memo(memo, budget=spender, memo_size=memo_size)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         engine = as_text_backend(llm)
@@ -245,25 +253,20 @@ class DPFreeFormRunnable(QueryRunnable):
         )
         said = {"answers": aggregation, "model": getattr(engine, "name", type(engine).__name__), "writer": public.name}
         asked = {"candidates_are": public.kind, "num_candidates": num_candidates, "max_tokens": max_tokens}
-        share = declare_share(
-            private,
-            spender,
-            plan,
-            component=component if component is not None else spender.fresh_name("free-form"),
-            epsilon=epsilon,
-            public={
-                **plan.to_dict(),
-                **wording.to_dict(),
-                **said,
-                **asked,
-                "stop": list(ends["stop"]),
-                **space.to_dict(),
-            },
-        )
+        texts = {**plan.to_dict(), **wording.to_dict(), **said, **asked, "stop": list(ends["stop"]), **space.to_dict()}
+        called = component if component is not None else spender.fresh_name("free-form")
+        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts)
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
         own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=_MOST_OWED)}
-        return cls(**handles, **options, **own, tenants=tenants)
+        memory = None
+        if kept is not None:
+            # Lists that are given decide what an answer can be; in reports they would be too long.
+            lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
+            seen = {**texts, **lists, "answer_prompt": _shown_prompt(writes)}
+            told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
+            memory = AnswerMemo(kept, scope=told, packed=_packed, unpacked=_unpacked)
+        return cls(**handles, **options, **own, tenants=tenants, memo=memory)
 
     @property
     @override
@@ -280,7 +283,9 @@ class DPFreeFormRunnable(QueryRunnable):
         return _Asked(lambda records: prompts(records)[0], said.zero_shot, ready)
 
     @override
-    def _released(self, query: Query, prepared: _Asked, ticket: Reservation, config: RunnableConfig) -> Walk[Outcome]:
+    def _released(
+        self, query: Query, prepared: _Asked, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
+    ) -> Walk[Outcome]:
         source = prepared.round.rows
         released = yield from release_once(
             self.private,
@@ -289,6 +294,7 @@ class DPFreeFormRunnable(QueryRunnable):
             rows=self._limited(source.ask, config),
             render=prepared.render,
             width=source.width,
+            keep=lambda release: keep(prepared.round.outcome(release)),
         )
         outcome: Outcome = prepared.round.outcome(released)
         return outcome
@@ -306,6 +312,7 @@ class DPFreeFormRunnable(QueryRunnable):
             self.owed.remember(tenant, query, owed)  # before anything can fail, or be cancelled
             answer = yield from self._written(query, owed.keywords or (), config)
             outcome = dataclasses.replace(owed, answer=answer)
+            self._keep(tenant, query, outcome)
             self.owed.forget(tenant, query, owed)
         finished: Outcome = yield from super()._finished(tenant, query, outcome, config)
         return finished
@@ -319,9 +326,10 @@ class DPFreeFormRunnable(QueryRunnable):
             failed = str(error).rstrip(". ")
         else:
             return answer
+        where = " and in this process" if self.memo is None else ""
         raise ModelCallError(
-            f"{failed}. The release stays charged and is kept: asking again, as the same tenant and in this process, "
-            f"writes the answer for free from its keywords, {list(keywords)}"
+            f"{failed}. The release stays charged and is kept: asking again, as the same tenant{where}, writes the "
+            f"answer for free from its keywords, {list(keywords)}"
         )
 
     @override
@@ -337,6 +345,24 @@ class DPFreeFormRunnable(QueryRunnable):
         return FreeFormResult(
             answer=answer, keywords=outcome.keywords, similarities=outcome.similarities, receipt=receipt
         )
+
+
+def _packed(outcome: Outcome) -> dict[str, Any]:
+    """Returns an outcome as JSON values."""
+    return dataclasses.asdict(outcome)
+
+
+def _unpacked(kept: Mapping[str, Any]) -> Outcome:
+    """Returns an outcome as it was kept."""
+    words = kept["keywords"]
+    return Outcome(kept["answer"], keywords=None if words is None else tuple(words), similarities=kept["similarities"])
+
+
+def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:
+    """Returns a template as it reads with its variables' names filled in, the same in every process."""
+    if template is None:
+        return None
+    return template.format_prompt(**{name: f"<{name}>" for name in template.input_variables}).to_string()
 
 
 def _check_space(

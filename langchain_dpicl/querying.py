@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig
@@ -19,11 +20,12 @@ from pydantic import Field, create_model
 from tqdm.auto import tqdm
 from typing_extensions import override
 
+from langchain_dpicl._query_memo import AnswerMemo
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
@@ -85,6 +87,8 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     Formal guarantees:
       - Every answer takes exactly one ticket, which burns before a private record is read, or none: where the same
         tenant was told the answer before, or where the budget is spent and the answer is zero-shot.
+      - With a `memo` that outlives the process, the answer stands in it before it is told and before its ticket is
+        committed. A kill at any moment loses at most the ticket; an answer that stands is never charged again.
       - The public model is asked before the ticket is reserved, so an outage costs nothing.
       - Tenants and their caps only ever refuse; the share of the data set is the ledger's.
 
@@ -99,6 +103,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
 
     tenants: Any = Field(exclude=True, repr=False)
     """Caps and memos by tenant; shared by all copies."""
+
+    memo: AnswerMemo | None = Field(default=None, exclude=True, repr=False)
+    """Answers that outlive the process; None: those of `tenants` alone."""
 
     on_exhausted: Exhausted = "raise"
     """What follows when the budget, or the tenant's cap, is spent."""
@@ -117,8 +124,10 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Asks what may be asked in public before a ticket is taken; a failed call raises ModelCallError."""
 
     @abstractmethod
-    def _released(self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig) -> Walk[Any]:
-        """Makes the one release that `ticket` pays for, and what follows from it in public."""
+    def _released(
+        self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
+    ) -> Walk[Any]:
+        """Makes the one release that `ticket` pays for; what follows is given to `keep` before the ticket's commit."""
 
     @abstractmethod
     def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[Any]:
@@ -193,12 +202,23 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             with self.tenants.turn(tenant, query) as gate:
                 held = False if gate is None else (yield Turn(gate))
                 try:
-                    return (yield from self._answered(tenant, query, pay, config))
+                    return (yield from self._in_turn(tenant, query, pay, config))
                 finally:
                     if held and gate is not None:
                         gate.__exit__(None, None, None)
         finally:
             self._tick()
+
+    def _in_turn(self, tenant: Tenant, query: Query, pay: Pay, config: RunnableConfig) -> Walk[Any]:
+        """Answers when no other process is answering the same; without a memo none is known (a walk)."""
+        if self.memo is None:
+            return (yield from self._answered(tenant, query, pay, config))
+        holder = yield from self.memo.turn(tenant, lambda: self._recalled(tenant, query), query)
+        try:
+            return (yield from self._answered(tenant, query, pay, config))
+        finally:
+            if holder is not None:
+                self.memo.leave(tenant, query, holder)
 
     def _answered(self, tenant: Tenant, query: Query, pay: Pay, config: RunnableConfig) -> Walk[Any]:
         """Answers one query of one tenant, whoever else asks (a walk)."""
@@ -213,14 +233,15 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
                 with pay(QUERY_TEMPLATE, tenant=tenant.known_as, tenant_cap=tenant.cap) as ticket:
                     seat.charged = True  # until it is known that the ticket did not burn
                     try:
-                        outcome = yield from self._released(query, prepared, ticket, config)
+                        keep = partial(self._keep, tenant, query)
+                        outcome = yield from self._released(query, prepared, ticket, config, keep)
                     finally:
                         seat.charged = not ticket.unburnt
         except PrivacyBudgetExceededError as error:
             if self.on_exhausted != "zero_shot":
                 self._explain(error)
                 raise
-            refusal = {"requested": error.requested, "remaining": error.remaining}
+            refusal = {"error": type(error).__name__, "requested": error.requested, "remaining": error.remaining}
         else:
             outcome = yield from self._finished(tenant, query, outcome, config)
             return (yield from self._told(outcome, "release", ticket, config))
@@ -248,13 +269,25 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
 
     def _explain(self, error: PrivacyBudgetExceededError) -> None:
         """Adds to a refusal what the share paid for, and what else could be done."""
+        if isinstance(error, TenantCapExceededError):
+            return  # it says what to do: the share has nothing to do with it
         spent = f"Its {self.plan.max_queries} queries cost epsilon {self.share.epsilon:.4g} at {self.share.delta:.4g}"
         advice = "Build another component for more, or take on_exhausted='zero_shot'."
         error.args = (f"{error.args[0]} {spent.replace(' at ', ' at delta ')} together. {advice}",)
 
     def _recalled(self, tenant: Tenant, query: Query) -> Any:
         """Returns what was released to the tenant for this query before, or None."""
-        return self.tenants.recall(tenant, query)
+        told = self.tenants.recall(tenant, query)
+        if told is None and self.memo is not None:
+            told = self.memo.recall(tenant, query)
+            if told is not None:
+                self.tenants.remember(tenant, query, told)
+        return told
+
+    def _keep(self, tenant: Tenant, query: Query, outcome: Any) -> None:
+        """Makes what was released outlive the process, where there is a memo for that."""
+        if self.memo is not None:
+            self.memo.keep(tenant, query, outcome)
 
     def _finished(self, tenant: Tenant, query: Query, outcome: Any, config: RunnableConfig) -> Walk[Any]:
         """Makes of what was released what is told, after the ticket is settled, and remembers it."""
@@ -262,6 +295,11 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         self.tenants.remember(tenant, query, outcome)
         return outcome
         yield  # a walk that asks nothing
+
+    @property
+    @override
+    def _is_slow(self) -> bool:
+        return self.memo is not None or super()._is_slow
 
     @staticmethod
     def _limited(ask: Callable[[T], Ask], config: RunnableConfig) -> Callable[[T], Ask]:
@@ -313,11 +351,10 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     def _news(self, receipt: Receipt) -> dict[str, Any]:
         return {"component": type(self).__name__, "tickets": receipt.tickets, "receipt": receipt.model_dump()}
 
-    def _refusal(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+    def _refusal(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
         shown = {"name": self.budget.name, "epsilon": self.budget.epsilon, "delta": self.budget.delta}
         return {
             "component": type(self).__name__,
-            "error": PrivacyBudgetExceededError.__name__,
             **numbers,
             "budget": {**shown, "adjacency": self.budget.adjacency},
             "answered": "zero-shot",

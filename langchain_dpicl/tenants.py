@@ -3,7 +3,7 @@
 A tenant is a name in `config["configurable"]`. Its cap only ever refuses: what a data set may release is the ledger's
 word, whatever names callers give themselves. The ledger counts the tickets of each tenant too, over all processes;
 what is counted here is what is under way, and refuses sooner. What is remembered is released, hence public, and dies
-with the process.
+with the process; `_query_memo` keeps it for longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 from langchain_core.runnables import ConfigurableFieldSpec
 
 from langchain_dpicl.backends.calls import Gate
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.amounts import is_written
 
@@ -111,18 +111,18 @@ class Tenants:
         """Does nothing where the tenant may take a seat now.
 
         Raises:
-          PrivacyBudgetExceededError: the tenant's cap is reached.
+          TenantCapExceededError: the tenant's cap is reached.
         """
         if tenant.cap is not None and self.used(tenant.name) >= tenant.cap:
             msg = f"tenant {tenant.name!r}: requested 1 query, remaining 0 of {tenant.cap} in this process."
-            raise PrivacyBudgetExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
+            raise TenantCapExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
 
     @contextmanager
     def seat(self, tenant: Tenant) -> Iterator[Seat]:
         """Takes a place among the tenant's queries for the block.
 
         Raises:
-          PrivacyBudgetExceededError: the tenant's cap is reached; nothing was charged.
+          TenantCapExceededError: the tenant's cap is reached; nothing was charged.
         """
         seat = Seat()
         with self._lock:

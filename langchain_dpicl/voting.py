@@ -5,7 +5,8 @@ Knows labels, wording and plans; rows, sums and noise are the curator's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
@@ -13,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan
 from langchain_dpicl._voting_options import (
     Votes,
     VotingTask,
@@ -32,12 +34,13 @@ from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
-from langchain_dpicl.privacy.mechanisms import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms import Release, mechanism_by_name
 from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, VotingResult
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import tells_refusals
+from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tenants import Tenants
 
 Outcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
@@ -120,6 +123,7 @@ class DPVotingRunnable(QueryRunnable):
         overfill: float | None = None,
         on_exhausted: Exhausted = "raise",
         memo_size: int = 256,
+        memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
         with_receipt: bool = False,
         progress: bool | None = None,
@@ -167,6 +171,8 @@ class DPVotingRunnable(QueryRunnable):
           overfill: expected units per shot of a slot.
           on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
+          memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
+            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs a durable ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
@@ -178,6 +184,7 @@ class DPVotingRunnable(QueryRunnable):
           ConfigurationError: a public fault; nothing was charged and no private call was made.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           ModelCallError: the model could not be reached.
+          MemoError: the memo cannot be used.
 
         Source: Panda et al. (2023), Differentially Private In-Context Learning.
         """
@@ -198,6 +205,7 @@ class DPVotingRunnable(QueryRunnable):
         check_flags(name=name, progress=progress, with_receipt=with_receipt, with_scores=with_scores)
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
+        kept = checked_memo(memo, budget=spender, memo_size=memo_size)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         plan = _plan(
             private,
@@ -213,14 +221,10 @@ class DPVotingRunnable(QueryRunnable):
         )
         task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
         released = {"with_scores": with_scores, "abstain_below": abstain_below}
-        share = declare_share(
-            private,
-            spender,
-            plan,
-            component=component if component is not None else spender.fresh_name("voting"),
-            epsilon=epsilon,
-            public={**plan.to_dict(), **task.to_dict(), **reads, **released},
-        )
+        public = {**plan.to_dict(), **task.to_dict(), **reads, **released}
+        called = component if component is not None else spender.fresh_name("voting")
+        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public)
+        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=public)
         return cls(
             private=private,
             budget=spender,
@@ -234,6 +238,7 @@ class DPVotingRunnable(QueryRunnable):
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
+            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=_packed, unpacked=_unpacked),
             with_receipt=with_receipt,
             progress=progress,
             name=name,
@@ -280,7 +285,9 @@ class DPVotingRunnable(QueryRunnable):
         return render, row
 
     @override
-    def _released(self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig) -> Walk[Outcome]:
+    def _released(
+        self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
+    ) -> Walk[Outcome]:
         released = yield from release_once(
             self.private,
             ticket,
@@ -288,7 +295,11 @@ class DPVotingRunnable(QueryRunnable):
             rows=self._limited(self.rows.ask, config),
             render=prepared[0],
             width=len(self.labels),
+            keep=lambda release: keep(self._outcome(release)),
         )
+        return self._outcome(released)
+
+    def _outcome(self, released: Release) -> Outcome:
         if released.values is None:  # an index: of a label, or of the constant candidate behind them
             return (released.index if released.index in range(len(self.labels)) else None), None
         votes = tuple(float(value) for value in released.values)
@@ -317,6 +328,18 @@ class DPVotingRunnable(QueryRunnable):
             expected_votes=self.plan.expected_rows,
             receipt=receipt,
         )
+
+
+def _packed(outcome: Outcome) -> list[Any]:
+    """Returns an outcome as JSON values."""
+    place, votes = outcome
+    return [None if place is None else int(place), votes]
+
+
+def _unpacked(kept: Any) -> Outcome:
+    """Returns an outcome as it was kept."""
+    place, votes = kept
+    return place, None if votes is None else tuple(votes)
 
 
 def _plan(

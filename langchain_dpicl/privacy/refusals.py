@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError, TenantCapExceededError
 from langchain_dpicl.privacy.amounts import Amount, round_down, round_up
 from langchain_dpicl.privacy.ledger_state import LedgerState, Slot
 from langchain_dpicl.privacy.tickets import Component
 
 
-def exceeded(what: str, requested: float, remaining: Amount, advice: str) -> PrivacyBudgetExceededError:
+def exceeded(
+    what: str,
+    requested: float,
+    remaining: Amount,
+    advice: str,
+    *,
+    kind: type[PrivacyBudgetExceededError] = PrivacyBudgetExceededError,
+) -> PrivacyBudgetExceededError:
     """Returns the refusal of a request; the caller raises it."""
     left = round_down(remaining)
     msg = f"{what}: requested {requested:.9g}, remaining {left:.9g}. {advice}"
-    return PrivacyBudgetExceededError(msg, requested=requested, remaining=left)
+    return kind(msg, requested=requested, remaining=left)
 
 
 def check_same_terms(wanted: Component, sealed: Component) -> None:
@@ -34,12 +41,13 @@ def check_tenant(state: LedgerState, component: Component, tenant: str, *, count
     """Refuses what a tenant's cap does not leave.
 
     Raises:
-      PrivacyBudgetExceededError: it has too few tickets left.
+      TenantCapExceededError: it has too few tickets left.
     """
     left = max(cap - state.used_by(tenant, component.name), 0)
     if count > left:
         what = f"tickets of {component.name!r} for tenant {tenant!r}"
-        raise exceeded(what, count, left, f"Its cap is {cap}, in all processes together; raise it.")
+        advice = f"Its cap is {cap}, in all processes together; raise it."
+        raise exceeded(what, count, left, advice, kind=TenantCapExceededError)
 
 
 def too_few(component: Component, slot: Slot, cost: Amount, left: Amount) -> PrivacyBudgetExceededError:

@@ -1,4 +1,5 @@
-"""Durable ledger stores: SQLite for one host, PostgreSQL for several, and anchors that find a ledger set back.
+"""Durable ledger stores: SQLite for one host, PostgreSQL for several, and anchors that find a ledger set back; memos of
+what was released, beside them.
 
 Knows no budget rule, no component and no record. A store is made once (`new_store`) and opened ever after
 (`open_store`): opening never makes anything.
@@ -8,19 +9,24 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.stores import hidden
 from langchain_dpicl.stores.anchors import FileAnchor
+from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.sqlite import SQLiteStore
+from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
+from langchain_dpicl.stores.store_memo import StoreMemo
 
 if TYPE_CHECKING:
     from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+    from langchain_dpicl.stores.postgres_memo import PostgresMemo
 
 _SCHEMES = ("postgresql://", "postgres://")
-_ON_DEMAND = ("PostgresAnchor", "PostgresStore")
+_ON_DEMAND = {"PostgresAnchor": "postgres", "PostgresMemo": "postgres_memo", "PostgresStore": "postgres"}
 # Two letters at least: one is a drive.
 _ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _KEYWORD = re.compile(r"\b(host|hostaddr|dbname|password|user|service)\s*=", re.IGNORECASE)
@@ -140,16 +146,19 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _postgres()
-    from langchain_dpicl.stores import postgres
-
-    return getattr(postgres, name)
+    return getattr(import_module(f"langchain_dpicl.stores.{_ON_DEMAND[name]}"), name)
 
 
 __all__ = [
     "FileAnchor",
+    "MemoKey",
     "PostgresAnchor",
+    "PostgresMemo",
     "PostgresStore",
+    "ReleaseMemo",
+    "SQLiteMemo",
     "SQLiteStore",
+    "StoreMemo",
     "as_place",
     "new_store",
     "open_store",

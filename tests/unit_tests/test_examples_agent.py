@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
+from langchain_dpicl.agents import CAPPED, thread_tenant
 from tests.example_files import example
 from tests.loopback_provider import Fault, provider
 
@@ -37,14 +38,21 @@ def voter(agent: ModuleType) -> Any:
     return agent.make_voter(PrivacyBudgetCallbackHandler(epsilon=2.0, delta=1e-5))
 
 
-def test_the_example_spends_one_ticket_over_a_retry_an_interrupt_and_a_repeat(
-    agent: ModuleType, capsys: pytest.CaptureFixture[str]
+def test_the_example_spends_one_ticket_over_a_retry_an_interrupt_another_process_and_another_agent(
+    agent: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent.main(["--message", "Where is my transfer?"])
+    pytest.importorskip("langchain.agents")
+    options = ["--message", "Where is my transfer?", "--folder", str(tmp_path / "state")]
+    agent.main(options)
     shown = capsys.readouterr().out
     assert shown.count("queries_left=19 of 20") == 3
     assert "mail       sent at try 2 ..." in shown
-    assert any(f"This is for the team {label!r}." in shown for label in agent.LABELS)
+    (said,) = [label for label in agent.LABELS if f"This is for the team {label!r}." in shown]
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+    agent.main([*options, "--create-agent"])
+    again = capsys.readouterr().out
+    assert f"This is for the team {said!r}." in again
+    assert "queries_left=19 of 20" in again
 
 
 def test_the_graph_waits_for_a_person_and_resumes_without_asking_again(agent: ModuleType, voter: Any) -> None:
@@ -54,7 +62,7 @@ def test_the_graph_waits_for_a_person_and_resumes_without_asking_again(agent: Mo
     reply = waiting["__interrupt__"][0].value["reply"]
     assert waiting["messages"][2].content in agent.LABELS
     assert waiting["messages"][2].content in reply
-    assert voter.share.used_by("oslo") == 1  # the tenant went through graph, node and tool
+    assert voter.share.used_by(thread_tenant("1", tenant="oslo")) == 1  # both went through graph, node and tool
     assert sent == []
     assert graph.invoke(Command(resume=True), THREAD)["sent"] == "sent at try 2"
     assert sent == [reply]
@@ -71,11 +79,11 @@ def test_a_person_who_says_no_sends_nothing(agent: ModuleType, voter: Any) -> No
 
 def test_a_spent_budget_is_told_to_the_agent_and_other_faults_are_not(agent: ModuleType, voter: Any) -> None:
     call = {"name": "team_of", "args": {"input": "?"}, "id": "1", "type": "tool_call"}
-    capped = {"configurable": {"tenant": "oslo", "tenant_max_queries": 0}}
-    refused = agent.answered(agent.as_tool(voter), call, capped)
-    assert (refused.content, refused.status) == (agent.SPENT, "error")
-    with pytest.raises(ValueError, match="tenant"):
-        agent.answered(agent.as_tool(voter), call, {"configurable": {"tenant": 3}})
+    capped = {"configurable": {**THREAD["configurable"], "tenant_max_queries": 0}}
+    refused = agent.as_tool(voter).invoke(call, capped)
+    assert (refused.content, refused.status) == (CAPPED, "error")
+    with pytest.raises(ValueError, match="thread"):
+        agent.as_tool(voter).invoke(call, {"configurable": {"tenant": "oslo"}})
     assert voter.share.remaining("query") == 20
 
 
@@ -90,7 +98,7 @@ async def test_a_stock_tool_node_asks_the_same_at_once_for_one_ticket(agent: Mod
     teams = [message.content for message in done["messages"][1:]]
     assert teams[0] == teams[1] == teams[3]
     assert set(teams) <= set(agent.LABELS)
-    assert voter.share.used_by("oslo") == 2
+    assert voter.share.used_by(thread_tenant("1", tenant="oslo")) == 2
 
 
 def fragile(tool: Any, saver: Any, *, hang_ups: int = 0) -> Any:
@@ -120,11 +128,11 @@ def test_a_node_that_runs_five_times_is_told_the_same_for_one_ticket(agent: Modu
     assert voter.share.remaining("query") == 19
 
 
-@pytest.mark.parametrize("shape", ["example", "fragile"])
-def test_another_process_resumes_the_example_for_free_and_the_fragile_graph_pays_again(
+@pytest.mark.parametrize("shape", ["example", "fragile", "fragile with a memo"])
+def test_another_process_resumes_the_example_for_free_and_a_fragile_graph_pays_again_without_a_memo(
     agent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
-    """The memo dies with its voter: a limit that the example's docstring states."""
+    """Without `memo=` what a voter told dies with it."""
     saver, place = InMemorySaver(), tmp_path / "budget.db"  # both outlive the voter
     PrivacyBudgetCallbackHandler.create(place, epsilon=2.0, delta=1e-5).close()
 
@@ -140,11 +148,11 @@ def test_another_process_resumes_the_example_for_free_and_the_fragile_graph_pays
     for given in (ASKED if shape == "example" else {}, Command(resume=True)):
         monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
         budget = PrivacyBudgetCallbackHandler.open(place)
-        voter = agent.make_voter(budget)
+        voter = agent.make_voter(budget, memo=tmp_path / "memo.db" if "memo" in shape else None)
         graph_of(voter).invoke(given, THREAD)
         left.append(voter.share.remaining("query"))
         budget.close()
-    assert left == ([19, 19] if shape == "example" else [19, 18])
+    assert left == ([19, 18] if shape == "fragile" else [19, 19])
 
 
 def chat(content: str | None, **message: Any) -> Fault:
@@ -172,4 +180,4 @@ def test_a_provider_calls_the_private_tool(monkeypatch: pytest.MonkeyPatch) -> N
     (offered,) = bodies[0]["tools"]
     assert offered["function"]["name"] == "team_of"
     assert list(offered["function"]["parameters"]["properties"]) == ["input"]
-    assert voter.share.used_by("oslo") == 1
+    assert voter.share.used_by(thread_tenant("1", tenant="oslo")) == 1

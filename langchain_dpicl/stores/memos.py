@@ -1,0 +1,184 @@
+"""What release memos have in common: answers that were released, kept where they outlive the process.
+
+Knows no record, no model, no budget rule and no framework. All that is kept is released, hence public; a key holds
+hashes alone, so that a memo shows neither who asked nor what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from langchain_dpicl.exceptions import LedgerError, MemoError
+from langchain_dpicl.privacy._validate import fail
+
+MOST_ANSWERS = 4096
+"""Answers kept of one component for one tenant, unless told otherwise."""
+
+TURN_SECONDS = 30.0
+"""How long others wait for the process that asked first, unless told otherwise."""
+
+
+class MemoKey(NamedTuple):
+    """What an answer is found by: hashes of the plan, the tenant and the query; all three have to agree.
+
+    Attributes:
+      scope: of ledger, data set, component and all public parameters of the plan.
+      tenant: of the tenant's name; the same in every scope, so that one tenant can be forgotten.
+      query: of the public text of the query.
+    """
+
+    scope: str
+    tenant: str
+    query: str
+
+
+def scope_of(plan: Mapping[str, Any]) -> str:
+    """Returns the hash of public parameters, which are JSON values."""
+    return _hash("scope", plan)
+
+
+def tenant_of(name: str) -> str:
+    """Returns the hash of a tenant's name."""
+    return _hash("tenant", name)
+
+
+def query_of(values: Sequence[str]) -> str:
+    """Returns the hash of the public values of a query's variables."""
+    return _hash("query", list(values))
+
+
+def _hash(kind: str, value: Any) -> str:
+    # Not the ledger's canonical JSON: a query may hold half of a character, which only escapes can spell.
+    text = json.dumps([kind, value], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def digest_of(key: MemoKey, told: str) -> str:
+    """Returns the hash that stands beside an answer: it tells a broken one, and one of another key."""
+    return _hash("answer", [*key, told])
+
+
+def checked(key: MemoKey, told: object, digest: object, *, where: str) -> str:
+    """Returns an answer as it was read, if it is the one that was kept under this key.
+
+    Raises:
+      MemoError: it is not.
+    """
+    if isinstance(told, str) and digest == digest_of(key, told):
+        return told
+    raise MemoError(
+        f"memo {where}: expected the answer that was kept, found a broken one. It is not told, and nothing was "
+        "charged. Restore a copy; or start a new memo, and what is asked again is charged again."
+    )
+
+
+@runtime_checkable
+class ReleaseMemo(Protocol):
+    """Where a component keeps what it told, beside the ledger and outside of any graph's state.
+
+    An implementation has to hold what the docstrings say; then an answer that stands in the memo is never charged
+    again, and whoever is killed loses at most the ticket that was under way.
+    """
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is kept survives this process."""
+
+    @property
+    def description(self) -> str:
+        """Public words on where it lives."""
+
+    def recall(self, key: MemoKey) -> str | None:
+        """Returns what was kept under exactly this key, or None.
+
+        Args:
+          key: of the answer.
+
+        Raises:
+          MemoError: it cannot be read, or is broken.
+        """
+
+    def remember(self, key: MemoKey, told: str) -> None:
+        """Keeps an answer, in place of an earlier one of this key; when it returns, the answer stands.
+
+        Args:
+          key: of the answer.
+          told: the answer, as text.
+
+        Raises:
+          MemoError: it cannot be written.
+        """
+
+    def claim(self, key: MemoKey, holder: str) -> bool:
+        """Takes the turn to answer, unless somebody else has it; a turn ends by `leave`, or after a while by itself.
+
+        Args:
+          key: of the answer.
+          holder: who asks for the turn; a name that nobody else has.
+
+        Raises:
+          MemoError: it cannot be written.
+        """
+
+    def leave(self, key: MemoKey, holder: str) -> None:
+        """Ends the turn, if `holder` still has it.
+
+        Args:
+          key: of the answer.
+          holder: who took the turn.
+
+        Raises:
+          MemoError: it cannot be written.
+        """
+
+
+@contextmanager
+def memo_faults() -> Iterator[None]:
+    """Turns what the shared parts of stores raise into errors of a memo."""
+    try:
+        yield
+    except LedgerError as error:
+        words = str(error).replace(" Nothing is granted.", "").removeprefix("ledger ").removeprefix("memo ")
+        raise MemoError(f"memo {words}") from None
+
+
+def memo_at(given: Any) -> ReleaseMemo:
+    """Returns a memo as it is, or opens the one in a file, which is made if there is none.
+
+    Args:
+      given: a memo, or the path of a SQLite file.
+
+    Raises:
+      ConfigurationError: it is neither; an address, which may hold a password, is not quoted.
+      MemoError: the file is none of ours, or cannot be used.
+    """
+    if isinstance(given, ReleaseMemo) and not isinstance(given, type):
+        return given
+    expected = "a path, SQLiteMemo(path), PostgresMemo.open(address), StoreMemo(store), or another ReleaseMemo"
+    if isinstance(given, str) and "://" in given:
+        raise fail("memo", expected, "an address", "It is opened by PostgresMemo.open(address).")
+    if not isinstance(given, (str, os.PathLike)):
+        raise fail("memo", expected, type(given).__name__)
+    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
+
+    return SQLiteMemo(given)
+
+
+__all__ = [
+    "MOST_ANSWERS",
+    "TURN_SECONDS",
+    "MemoKey",
+    "ReleaseMemo",
+    "checked",
+    "digest_of",
+    "memo_at",
+    "memo_faults",
+    "query_of",
+    "scope_of",
+    "tenant_of",
+]

@@ -1,0 +1,245 @@
+"""Released answers in PostgreSQL, for more than one host. Knows no ledger, no record and no framework."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import psycopg
+from psycopg import sql
+
+from langchain_dpicl.exceptions import LedgerError, MemoError
+from langchain_dpicl.privacy._validate import check_int, check_positive
+from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.stores._postgres_link import Link, Query, hidden
+from langchain_dpicl.stores.memos import (
+    MOST_ANSWERS,
+    TURN_SECONDS,
+    MemoKey,
+    ReleaseMemo,
+    checked,
+    digest_of,
+    memo_faults,
+    tenant_of,
+)
+
+# Tables carry their version in their names: losing what older ones hold costs budget only.
+_NAMES = {"answers": "dpicl_memo_1", "turns": "dpicl_memo_turns_1"}
+_TABLES = """
+CREATE TABLE IF NOT EXISTS {answers} (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    scope text NOT NULL,
+    tenant text NOT NULL,
+    query text NOT NULL,
+    told text NOT NULL,
+    digest text NOT NULL,
+    UNIQUE (scope, tenant, query)
+);
+CREATE TABLE IF NOT EXISTS {turns} (
+    scope text NOT NULL,
+    tenant text NOT NULL,
+    query text NOT NULL,
+    holder text NOT NULL,
+    until timestamptz NOT NULL,
+    PRIMARY KEY (scope, tenant, query)
+);
+"""
+_IS_THERE = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
+_RECALL = "SELECT told, digest FROM {answers} WHERE scope = %s AND tenant = %s AND query = %s"
+_REMEMBER = """
+INSERT INTO {answers} (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest
+"""
+_DROP_OLDEST = """
+DELETE FROM {answers} WHERE scope = %s AND tenant = %s AND number <= (
+    SELECT number FROM {answers} WHERE scope = %s AND tenant = %s ORDER BY number DESC LIMIT 1 OFFSET %s)
+"""
+_CLAIM = """
+INSERT INTO {turns} AS held (scope, tenant, query, holder, until)
+VALUES (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
+ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until = excluded.until
+WHERE held.until <= clock_timestamp() RETURNING holder
+"""
+_LEAVE = "DELETE FROM {turns} WHERE scope = %s AND tenant = %s AND query = %s AND holder = %s"
+_FORGET = "DELETE FROM {answers} WHERE tenant = %s"
+
+
+class PostgresMemo(ReleaseMemo):
+    """Keeps released answers in a PostgreSQL database, for the processes of several hosts.
+
+    `PostgresMemo.new` or `setup()` makes the tables, once; opening makes nothing. Another role than their owner needs
+    SELECT, INSERT, UPDATE and DELETE on `dpicl_memo_1` and `dpicl_memo_turns_1`.
+
+    Formal guarantees:
+      - When `remember` returns, the answer is on the server's disk.
+      - An answer is found by its own plan, tenant and query alone, and only unbroken.
+      - Of one component about `size` answers are kept for a tenant: the newest.
+      - One process at a time has the turn to answer a question, for at most `turn_seconds` by the server's clock.
+      - Neither repr, description nor any error shows the password.
+
+    Args:
+      conninfo: as for `PostgresStore`.
+      schema: where the tables are.
+      size: answers kept of one component for one tenant.
+      turn_seconds: how long others who ask the same wait for an answer that is under way.
+      timeout: seconds to wait for a connection, a lock, an answer.
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
+    Example:
+      >>> PostgresMemo("postgresql://service@db.example/app")
+      PostgresMemo(PostgreSQL database app at db.example, memo in schema dpicl)
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        schema: str = "dpicl",
+        size: int = MOST_ANSWERS,
+        turn_seconds: float = TURN_SECONDS,
+        timeout: float = 60.0,
+    ) -> None:
+        secret, conninfo = hidden(conninfo), ""  # crash reporters show the variables of a frame that raises
+        self._schema = check_name("schema", schema)
+        self._size = check_int("size", size, low=1)
+        self._turn = check_positive("turn_seconds", turn_seconds)
+        self._names = {key: sql.Identifier(self._schema, name) for key, name in _NAMES.items()}
+        self._link = Link(secret, timeout=timeout, check=self._check_tables)
+
+    @classmethod
+    def open(cls, conninfo: str, **options: Any) -> Self:
+        """Returns a memo whose tables are there, and has looked.
+
+        Args:
+          conninfo: as of the class.
+          **options: as of the class.
+
+        Raises:
+          MemoError: there are no tables, or the server cannot be reached.
+          ConfigurationError: an argument is out of range.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        memo = cls(secret(), **options)
+        memo.recall(MemoKey("", "", ""))
+        return memo
+
+    @classmethod
+    def new(cls, conninfo: str, **options: Any) -> Self:
+        """Makes the tables where there are none, and returns the memo.
+
+        Args:
+          conninfo: as of the class.
+          **options: as of the class.
+
+        Raises:
+          MemoError: the server cannot be reached, or this role may not make tables.
+          ConfigurationError: an argument is out of range.
+        """
+        secret, conninfo = hidden(conninfo), ""
+        memo = cls(secret(), **options)
+        memo.setup()
+        return memo
+
+    def setup(self) -> None:
+        """Makes the tables where there are none.
+
+        Raises:
+          MemoError: the server cannot be reached, or this role may not make tables.
+        """
+
+        def make() -> None:
+            with connection.transaction():
+                if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self._schema]).fetchall():
+                    connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
+                connection.execute(self._query(_TABLES))
+
+        with memo_faults():
+            connection = self._link.connect(checked=False)
+            try:
+                self._link.attempt("the right to make tables", make)
+            finally:
+                connection.close()
+
+    @property
+    def description(self) -> str:
+        """Public words on where the memo lives; no user and no password."""
+        return f"{self._link.place}, memo in schema {self._schema}"
+
+    def recall(self, key: MemoKey) -> str | None:
+        """Returns what was kept under this key, or None; see `ReleaseMemo`."""
+        with memo_faults(), self._link.turn() as turn:
+            (found,) = turn.look([(self._query(_RECALL), key)])
+        return checked(key, *found[0], where=self.description) if found else None
+
+    def remember(self, key: MemoKey, told: str) -> None:
+        """Keeps an answer, durably; see `ReleaseMemo`."""
+        whose = (key.scope, key.tenant)
+        self._written(
+            (self._query(_REMEMBER), (*key, told, digest_of(key, told))),
+            (self._query(_DROP_OLDEST), (*whose, *whose, self._size)),
+        )
+
+    def claim(self, key: MemoKey, holder: str) -> bool:
+        """Takes the turn to answer, unless somebody else has it; see `ReleaseMemo`."""
+        return self._written((self._query(_CLAIM), (*key, holder, self._turn)))[0] == 1
+
+    def leave(self, key: MemoKey, holder: str) -> None:
+        """Ends a turn; see `ReleaseMemo`."""
+        self._written((self._query(_LEAVE), (*key, holder)))
+
+    def forget(self, tenant: str) -> int:
+        """Drops every answer of a tenant; what it asks again is charged again.
+
+        Components that are at work go on telling what they know; those that are built from now on do not.
+
+        Args:
+          tenant: its name; "": of nobody in particular.
+
+        Returns:
+          How many there were.
+
+        Raises:
+          MemoError: the server cannot be reached or written.
+        """
+        return self._written((self._query(_FORGET), (tenant_of(tenant),)))[0]
+
+    def close(self) -> None:
+        """Closes the connection; nothing can be asked afterwards."""
+        self._link.close()
+
+    def _written(self, *commands: Query) -> list[int]:
+        """Runs commands in one transaction; returns how many rows each wrote."""
+        with memo_faults(), self._link.turn() as turn:
+            turn.begin([])
+            return turn.commit(*commands)
+
+    def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
+        found = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()
+        if found[0][0] != len(_NAMES):
+            advice = "Run PostgresMemo.new(address), or setup(), once, as their owner."
+            raise LedgerError(f"{where}: expected the tables of a memo in schema {self._schema}, found none. {advice}")
+
+    def _query(self, text: str) -> bytes:
+        return sql.SQL(text).format(**self._names).as_bytes(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"PostgresMemo({self.description if hasattr(self, '_link') else 'not made'})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise MemoError("PostgresMemo: expected to stay in its process, found pickle. Open another there.")

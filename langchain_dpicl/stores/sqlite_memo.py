@@ -1,0 +1,281 @@
+"""Released answers in a SQLite file, for the processes of one host. Knows no ledger, no record and no framework.
+
+Each call opens the file, does one thing and closes it: nothing is held between calls, so a fork inherits nothing and a
+file that was replaced is seen. No write-ahead log: the file alone is the memo, between calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from langchain_dpicl.exceptions import MemoError
+from langchain_dpicl.privacy._validate import check_int, check_positive
+from langchain_dpicl.stores._sqlite_file import _check_local, sync_folder
+from langchain_dpicl.stores._sqlite_logs import check_new_name, check_no_log
+from langchain_dpicl.stores.memos import (
+    MOST_ANSWERS,
+    TURN_SECONDS,
+    MemoKey,
+    ReleaseMemo,
+    checked,
+    digest_of,
+    memo_faults,
+    tenant_of,
+)
+
+_APPLICATION_ID = 0x64704D31
+"""Marks the file as ours, where SQLite keeps such a mark ("dpM1")."""
+
+_VERSION = 1
+_TABLES = """
+CREATE TABLE answers (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    scope TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    query TEXT NOT NULL,
+    told TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    UNIQUE (scope, tenant, query)
+);
+CREATE TABLE turns (
+    scope TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    query TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    until REAL NOT NULL,
+    PRIMARY KEY (scope, tenant, query)
+) WITHOUT ROWID;
+"""
+# EXTRA: the end of a commit, which is the removal of its journal, is on the disk as well.
+_CONNECTION = "PRAGMA synchronous = EXTRA; PRAGMA fullfsync = 1; PRAGMA trusted_schema = 0; PRAGMA cell_size_check = 1"
+_RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"
+_REMEMBER = (
+    "INSERT INTO answers (scope, tenant, query, told, digest) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest"
+)
+_DROP_OLDEST = (
+    "DELETE FROM answers WHERE scope = ?1 AND tenant = ?2 AND number <= (SELECT number FROM answers "
+    "WHERE scope = ?1 AND tenant = ?2 ORDER BY number DESC LIMIT 1 OFFSET ?3)"
+)
+# A turn that seems to end long after any could was taken by a clock that went wrong.
+_END_LATE_TURNS = "DELETE FROM turns WHERE until <= ? OR until > ?"
+_CLAIM = "INSERT OR IGNORE INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?)"
+_LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND holder = ?"
+
+# SQLite's notes on locks must not be in use when a process forks, or the child believes in locks that it does not hold.
+_AT_WORK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_AT_WORK.acquire, after_in_parent=_AT_WORK.release, after_in_child=_AT_WORK.release)
+
+
+class SQLiteMemo(ReleaseMemo):
+    """Keeps released answers in a SQLite file beside the ledger, for all processes of a host. Makes a missing file.
+
+    Losing the file loses no privacy: what is asked again is charged again. Threads, processes and forks may share it;
+    a copy of the file, taken while nobody writes, is a whole memo.
+
+    Formal guarantees:
+      - When `remember` returns, the answer is on the disk; a kill leaves the answer of before or of after.
+      - An answer is found by its own plan, tenant and query alone, and only unbroken.
+      - Of one component at most `size` answers are kept for a tenant: the newest.
+      - One process at a time has the turn to answer a question, for at most `turn_seconds`.
+      - A file of another kind, a broken one, one of a newer version and one on a network file system are refused.
+
+    Args:
+      path: the file; made with rights for its owner alone.
+      size: answers kept of one component for one tenant.
+      turn_seconds: how long others who ask the same wait for an answer that is under way.
+      timeout: seconds to wait for other processes that write.
+
+    Raises:
+      MemoError: it is no memo's file, broken, or cannot be used.
+      ConfigurationError: an argument is out of range.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     memo = SQLiteMemo(folder + "/memo.db")
+      ...     memo.durable, memo.description
+      (True, 'SQLite file memo.db')
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        size: int = MOST_ANSWERS,
+        turn_seconds: float = TURN_SECONDS,
+        timeout: float = 60.0,
+    ) -> None:
+        self._size = check_int("size", size, low=1)
+        self._turn = check_positive("turn_seconds", turn_seconds)
+        self._timeout = check_positive("timeout", timeout)
+        self._path = Path(os.path.realpath(path))
+        with memo_faults():
+            _prepare(self._path)
+        with self._open() as connection:
+            found = connection.execute("PRAGMA quick_check(1)").fetchall()
+            if found != [("ok",)]:
+                raise _broken(self._path, str(found[0][0]))
+
+    @property
+    def path(self) -> Path:
+        """The file, links resolved."""
+        return self._path
+
+    @property
+    def description(self) -> str:
+        """Public words on where the memo lives; no folder, which may name a person."""
+        return f"SQLite file {self._path.name}"
+
+    def recall(self, key: MemoKey) -> str | None:
+        """Returns what was kept under this key, or None; see `ReleaseMemo`."""
+        with self._open() as connection:
+            found = connection.execute(_RECALL, key).fetchone()
+        return None if found is None else checked(key, *found, where=str(self._path))
+
+    def remember(self, key: MemoKey, told: str) -> None:
+        """Keeps an answer, durably; see `ReleaseMemo`."""
+        with self._writing() as connection:
+            connection.execute(_REMEMBER, (*key, told, digest_of(key, told)))
+            connection.execute(_DROP_OLDEST, (key.scope, key.tenant, self._size))
+
+    def claim(self, key: MemoKey, holder: str) -> bool:
+        """Takes the turn to answer, unless somebody else has it; see `ReleaseMemo`."""
+        with self._writing() as connection:
+            now = time.time()
+            connection.execute(_END_LATE_TURNS, (now, now + 1000 * self._turn))
+            taken = connection.execute(_CLAIM, (*key, holder, now + self._turn)).rowcount
+        return taken == 1
+
+    def leave(self, key: MemoKey, holder: str) -> None:
+        """Ends a turn; see `ReleaseMemo`."""
+        with self._writing() as connection:
+            connection.execute(_LEAVE, (*key, holder))
+
+    def forget(self, tenant: str) -> int:
+        """Drops every answer of a tenant; what it asks again is charged again.
+
+        Components that are at work go on telling what they know; those that are built from now on do not.
+
+        Args:
+          tenant: its name; "": of nobody in particular.
+
+        Returns:
+          How many there were.
+
+        Raises:
+          MemoError: the file cannot be written.
+        """
+        with self._writing() as connection:
+            return int(connection.execute("DELETE FROM answers WHERE tenant = ?", (tenant_of(tenant),)).rowcount)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Holds the file's only write lock; what is written stands if the block ends well."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Opens the file that the path names now, checks that it is ours, and closes it after the block."""
+        with _AT_WORK, _errors_of(self._path), contextlib.closing(_connected(self._path, self._timeout)) as connection:
+            _check_ours(connection, self._path)
+            yield connection
+
+    def __repr__(self) -> str:
+        return f"SQLiteMemo({str(self._path)!r})" if hasattr(self, "_path") else "SQLiteMemo(not made)"
+
+
+def _prepare(path: Path) -> None:
+    """Makes a missing file, and refuses what cannot be one of ours, without opening it."""
+    check_new_name(path, "memo")
+    check_no_log(path, "memo")
+    if not path.exists():
+        _make(path)
+    _check_file(path)
+    _check_local(path)
+
+
+def _make(path: Path) -> None:
+    """Makes an empty memo, whole or not at all; does nothing where another process is faster."""
+    fresh = path.with_name(f"{path.name}.new-{secrets.token_hex(8)}")
+    try:
+        os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        with _AT_WORK, _errors_of(path), contextlib.closing(_connected(fresh, 60.0)) as connection:
+            connection.executescript(
+                f"BEGIN; PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_VERSION}; {_TABLES} COMMIT;"
+            )
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
+        sync_folder(path)
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+        raise MemoError(f"memo {path}: expected a folder to make it in, found: {found}.") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what cannot be a memo's file, without opening it."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise MemoError(f"memo {path}: cannot be used now ({error.strerror}). Look at its folder.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise MemoError(f"memo {path}: expected a memo's file, found no plain file. Check the path.")
+
+
+def _connected(path: Path, timeout: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=timeout, isolation_level=None)
+    try:
+        connection.executescript(_CONNECTION)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    found, version = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    if found != _APPLICATION_ID:
+        raise MemoError(f"memo {path}: expected a memo's file, found another one or an empty one. Check the path.")
+    if version != _VERSION:
+        msg = f"memo {path}: expected tables of version {_VERSION}, found {version}."
+        raise MemoError(f"{msg} Upgrade the package, or start a new memo.")
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises into errors of a memo."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        words = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
+        if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
+            raise _broken(path, words) from None
+        advice = "Look at the disk, its free space and who else writes; then try again."
+        raise MemoError(f"memo {path}: cannot be used now ({words}). {advice}") from None
+    except UnicodeDecodeError:
+        raise _broken(path, "text that is none") from None
+
+
+def _broken(path: Path, words: str) -> MemoError:
+    return MemoError(
+        f"memo {path}: broken or foreign ({words}). Restore a copy; or remove it for a new one, and what is asked "
+        "again is charged again."
+    )

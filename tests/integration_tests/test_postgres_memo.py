@@ -1,0 +1,85 @@
+"""Release memos in a real PostgreSQL database: the contract, rights, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from langchain_dpicl.exceptions import ConfigurationError, MemoError
+from langchain_dpicl.stores import PostgresMemo
+from tests.contracts.memo import KEY, TOLD, SharedMemoContract
+from tests.faults.children import together
+from tests.postgres import PostgresServer
+
+
+class TestPostgresMemo(SharedMemoContract):
+    END_OF_TURNS = "UPDATE {turns} SET until = 'epoch'"
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres: PostgresServer) -> None:
+        self.server, self.schema = postgres, postgres.fresh("schema")
+
+    def make_memo(self, tmp_path: Path, **options: Any) -> PostgresMemo:
+        return PostgresMemo.new(self.server.conninfo(), schema=self.schema, **options)
+
+    def reopen(self, memo: Any) -> PostgresMemo:
+        return PostgresMemo.open(self.server.conninfo(), schema=self.schema)
+
+    def change(self, memo: Any, statement: str) -> list[tuple[Any, ...]]:
+        tables = {"answers": f"{self.schema}.dpicl_memo_1", "turns": f"{self.schema}.dpicl_memo_turns_1"}
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            cursor = connection.execute(statement.format(**tables).encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def test_making_it_again_changes_nothing(self, memo: PostgresMemo) -> None:
+        memo.remember(KEY, TOLD)
+        memo.setup()
+        assert self.make_memo(Path()).recall(KEY) == TOLD
+
+    def test_opening_makes_nothing(self) -> None:
+        with pytest.raises(MemoError, match="expected the tables of a memo"):
+            PostgresMemo.open(self.server.conninfo(), schema=self.schema)
+
+    def test_the_role_of_a_service_needs_four_rights_on_two_tables(self, memo: PostgresMemo) -> None:
+        role = self.server.fresh("role")
+        self.server.execute(f"CREATE ROLE {role} LOGIN")
+        as_role = {"conninfo": self.server.conninfo(user=role), "schema": self.schema}
+        with pytest.raises(MemoError):
+            PostgresMemo.open(**as_role)
+        self.server.execute(f"GRANT USAGE ON SCHEMA {self.schema} TO {role}")
+        rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON"
+        self.server.execute(f"{rights} {self.schema}.dpicl_memo_1, {self.schema}.dpicl_memo_turns_1 TO {role}")
+        with PostgresMemo.open(**as_role) as mine:
+            assert mine.claim(KEY, "one")
+            mine.remember(KEY, TOLD)
+            mine.leave(KEY, "one")
+            assert mine.forget("acme") == 1
+
+    def test_processes_that_ask_at_once_get_one_turn(self, memo: PostgresMemo) -> None:
+        def act(start: Any) -> bool:
+            mine = self.reopen(memo)
+            start()
+            return mine.claim(KEY, str(id(mine)))
+
+        assert sum(together([act] * 3)) == 1
+
+    def test_a_closed_memo_says_so(self, memo: PostgresMemo) -> None:
+        memo.close()
+        with pytest.raises(MemoError, match="closed"):
+            memo.recall(KEY)
+
+
+def test_a_server_that_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> None:
+    with pytest.raises(MemoError) as caught:
+        PostgresMemo.open(f"host={tmp_path} dbname=app password=hunter2", timeout=1.0)
+    assert "hunter2" not in str(caught.value)
+    assert "Nothing is granted" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [{"size": 0}, {"turn_seconds": -1.0}, {"schema": ""}])
+def test_options_out_of_range_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        PostgresMemo("dbname=app", **bad)

@@ -1,0 +1,269 @@
+"""Release memos: the contract for a SQLite file and for stores of LangChain and LangGraph; files that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.stores import InMemoryByteStore, InMemoryStore
+
+from langchain_dpicl.exceptions import ConfigurationError, MemoError
+from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo
+from langchain_dpicl.stores.memos import memo_at, query_of
+from tests.contracts.memo import KEY, TOLD, MemoContract, SharedMemoContract, others
+from tests.faults.children import Child, together
+
+HIDDEN = "hunter2"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def changed(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return connection.execute(statement.format(answers="answers", turns="turns")).fetchall()
+
+
+class TestSQLiteMemo(SharedMemoContract):
+    END_OF_TURNS = "UPDATE {turns} SET until = 1"
+
+    def make_memo(self, tmp_path: Path, **options: Any) -> SQLiteMemo:
+        return SQLiteMemo(tmp_path / "memo.db", **options)
+
+    def reopen(self, memo: Any) -> SQLiteMemo:
+        return SQLiteMemo(memo.path)
+
+    def change(self, memo: Any, statement: str) -> list[tuple[Any, ...]]:
+        return changed(memo.path, statement)
+
+    def test_a_turn_taken_by_a_clock_that_went_wrong_ends(self, tmp_path: Path) -> None:
+        memo = self.make_memo(tmp_path)
+        assert memo.claim(KEY, "one")
+        self.change(memo, f"UPDATE {{turns}} SET until = {time.time() + 1e9}")  # noqa: S608  a number
+        assert memo.claim(KEY, "two")
+
+
+class TestByteStoreMemo(MemoContract):
+    def make_memo(self, tmp_path: Path, **options: Any) -> StoreMemo:
+        return StoreMemo(InMemoryByteStore(), **options)
+
+
+class TestLangGraphStoreMemo(MemoContract):
+    def make_memo(self, tmp_path: Path, **options: Any) -> StoreMemo:
+        store = pytest.importorskip("langgraph.store.memory")
+        return StoreMemo(store.InMemoryStore(), **options)
+
+
+# -- a file that is made, and one that is none ---------------------------------------------------------------------
+
+
+def test_a_missing_file_is_made_for_its_owner_alone_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        memo = SQLiteMemo(tmp_path / "memo.db")
+        memo.remember(KEY, TOLD)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(memo.path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["memo.db"]
+
+
+def test_processes_that_make_it_at_once_make_one(tmp_path: Path) -> None:
+    def action(number: int) -> Any:
+        def act(start: Any) -> int:
+            start()
+            SQLiteMemo(tmp_path / "memo.db").remember(KEY._replace(query=query_of([str(number)])), str(number))
+            return number
+
+        return act
+
+    assert together([action(number) for number in range(4)]) == [0, 1, 2, 3]
+    memo = SQLiteMemo(tmp_path / "memo.db")
+    assert [memo.recall(KEY._replace(query=query_of([str(number)]))) for number in range(4)] == ["0", "1", "2", "3"]
+    assert names(tmp_path) == ["memo.db"]
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    (folder / "text").write_text("notes " * 1000)
+    (folder / "empty").touch()
+    (folder / "folder").mkdir()
+    SQLiteStore.new(folder / "ledger").close()
+    with contextlib.closing(sqlite3.connect(folder / "database")) as connection:
+        connection.execute("CREATE TABLE answers (told TEXT)")
+    SQLiteMemo(folder / "newer")
+    changed(folder / "newer", "PRAGMA user_version = 2")
+    SQLiteMemo(folder / "torn").remember(KEY, TOLD * 500)
+    shutil.copy(folder / "torn", folder / "short")
+    with (folder / "torn").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    os.truncate(folder / "short", 5000)
+    SQLiteMemo(folder / "dropped")
+    changed(folder / "dropped", "DROP TABLE turns")
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["text", "empty", "folder", "ledger", "database", "newer", "torn", "short"])
+def test_what_is_no_sound_memo_is_refused_as_it_is(tmp_path: Path, name: str) -> None:
+    path = bad_files(tmp_path)[name]
+    before = None if path.is_dir() else path.read_bytes()
+    with pytest.raises(MemoError, match=f"memo .*{name}"):
+        SQLiteMemo(path)
+    assert path.is_dir() or path.read_bytes() == before
+
+
+def test_tables_that_are_gone_are_told_as_a_broken_file(tmp_path: Path) -> None:
+    memo = SQLiteMemo(bad_files(tmp_path)["dropped"])
+    with pytest.raises(MemoError, match="broken or foreign"):
+        memo.claim(KEY, "one")
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MemoError, match="expected a folder"):
+        SQLiteMemo(tmp_path / "none" / "memo.db")
+
+
+@pytest.mark.parametrize("end", ["-wal", "-journal"])
+def test_names_that_sqlite_takes_for_a_log_are_refused(tmp_path: Path, end: str) -> None:
+    with pytest.raises(MemoError, match="log"):
+        SQLiteMemo(tmp_path / f"budget.db{end}")
+    assert names(tmp_path) == []
+
+
+def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain_dpicl.stores._sqlite_file._file_system", lambda device: "nfs4")
+    with pytest.raises(MemoError, match="nfs4"):
+        SQLiteMemo(tmp_path / "memo.db")
+
+
+def test_a_file_that_went_away_is_not_made_again_behind_ones_back(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db")
+    memo.path.unlink()
+    with pytest.raises(MemoError, match="cannot be used now"):
+        memo.recall(KEY)
+    assert names(tmp_path) == []
+
+
+def test_a_file_that_another_writes_to_for_too_long_is_said(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db", timeout=0.05)
+    with contextlib.closing(sqlite3.connect(memo.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MemoError, match="SQLITE_BUSY"):
+            memo.remember(KEY, TOLD)
+    memo.remember(KEY, TOLD)
+
+
+@pytest.mark.parametrize("bad", [{"size": 0}, {"turn_seconds": 0.0}, {"timeout": -1.0}, {"size": "3"}])
+def test_options_out_of_range_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        SQLiteMemo(tmp_path / "memo.db", **bad)
+    assert names(tmp_path) == []
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_ask_at_once_get_one_turn(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db")
+
+    def act(start: Any) -> int:
+        start()
+        return sum(memo.claim(KEY._replace(query=query_of([str(n)])), str(os.getpid())) for n in range(10))
+
+    assert sum(together([act] * 3)) == 10
+
+
+def test_a_process_killed_as_it_writes_leaves_a_whole_memo(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db")
+    memo.remember(KEY, "old")
+
+    def act(tell: Any) -> None:
+        tell("ready")
+        for number in range(10**6):
+            memo.remember(KEY, f"new {number}" * 3000)
+
+    for pause in (0.0, 0.003, 0.01):
+        child = Child(act)
+        child.wait_for_a_word()
+        time.sleep(pause)
+        child.kill()
+        child.lines()
+        found = SQLiteMemo(memo.path).recall(KEY)
+        assert found is not None
+        assert found == "old" or len(set(found.split("new ")[1:])) == 1
+        assert memo.recall(KEY) == found
+        memo.remember(KEY, "old")
+
+
+def test_a_process_forked_while_a_thread_is_writing_uses_the_memo_as_well(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [memo.remember(KEY, str(number)) for number in range(40)])
+        found = [Child(lambda _: [memo.claim(KEY, "child"), memo.leave(KEY, "child")][0]).result() for _ in range(3)]
+        writing.result()
+    assert found == [True] * 3
+    assert memo.recall(KEY) == "39"
+
+
+# -- other people's stores ---------------------------------------------------------------------------------------------
+
+
+class BrokenStore(InMemoryStore):
+    def mget(self, keys: Any) -> Any:
+        raise ConnectionError(f"postgresql://user:{HIDDEN}@host")
+
+
+def test_what_a_store_raises_is_told_by_its_kind_alone() -> None:
+    with pytest.raises(MemoError, match="found ConnectionError") as caught:
+        StoreMemo(BrokenStore()).recall(KEY)
+    assert HIDDEN not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("kept", [b"{", b"[]", b'{"told": "x"}', b'{"told": "x", "digest": "y"}', b"\xff"])
+def test_an_entry_that_is_no_answer_is_not_told(kept: bytes) -> None:
+    store = InMemoryByteStore()
+    memo = StoreMemo(store)
+    memo.remember(KEY, TOLD)
+    (path,) = store.yield_keys()
+    store.mset([(path, kept)])
+    with pytest.raises(MemoError, match="broken"):
+        memo.recall(KEY)
+
+
+@pytest.mark.parametrize("bad", [{}, None, 3, InMemoryStore, object()], ids=["dict", "None", "int", "class", "object"])
+def test_what_is_no_store_is_refused(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="store"):
+        StoreMemo(bad)
+
+
+# -- what may stand behind memo= -------------------------------------------------------------------------------------
+
+
+def test_a_path_is_a_file_and_a_memo_itself(tmp_path: Path) -> None:
+    found = memo_at(tmp_path / "memo.db")
+    assert isinstance(found, SQLiteMemo)
+    assert memo_at(found) is found
+    assert memo_at(str(found.path)).recall(KEY) is None
+
+
+@pytest.mark.parametrize("bad", [f"postgresql://user:{HIDDEN}@host/app", 3, True, SQLiteMemo, {}])
+def test_what_is_no_memo_is_refused_and_no_password_is_shown(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="memo: expected") as caught:
+        memo_at(bad)
+    assert HIDDEN not in str(caught.value)
+
+
+def test_every_part_of_a_key_counts() -> None:
+    keys = [KEY, *others()]
+    assert len(set(keys)) == len(keys)
+    assert [MemoKey(*key) for key in keys] == keys
