@@ -8,6 +8,7 @@ from importlib.metadata import version
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.baselines import (
@@ -19,6 +20,8 @@ from langchain_dpicl.baselines import (
 )
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.classification import LabelClassifier
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.exceptions import (
     AccountantsDisagreeError,
@@ -30,6 +33,7 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerRollbackError,
     LedgerUnavailableError,
+    MemoError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
@@ -40,6 +44,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
     SensitivityError,
     SynthesisInterruptedError,
+    TenantCapExceededError,
     TrainingInterruptedError,
     UnknownEventError,
     UnsilencableModelError,
@@ -55,6 +60,7 @@ from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.receipts import FreeFormResult, Receipt, VotingResult
 from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.released_counts import ReleasedCounts
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
 from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
@@ -91,7 +97,9 @@ __all__ = [
     "LedgerError",
     "LedgerRollbackError",
     "LedgerUnavailableError",
+    "LocalEmbeddings",
     "LocalLLM",
+    "MemoError",
     "ModelCallError",
     "NoPrivacyBudgetError",
     "PoolEntry",
@@ -101,6 +109,7 @@ __all__ = [
     "PrivacyBudgetMismatchError",
     "PrivacyReport",
     "PrivateAccessError",
+    "PrivateEvolution",
     "PrivateExamples",
     "PromptDPSGD",
     "PromptPATEExampleSelector",
@@ -108,6 +117,7 @@ __all__ = [
     "PromptTask",
     "Receipt",
     "RecordError",
+    "ReleasedCounts",
     "ReleasedDemonstrations",
     "SealedShareError",
     "SensitivityError",
@@ -115,11 +125,14 @@ __all__ = [
     "SoftPromptBackend",
     "SoftPromptClassifier",
     "SynthesisInterruptedError",
+    "TenantCapExceededError",
     "TextVoteBackend",
     "TrainingInterruptedError",
+    "UnitCounter",
     "UnknownEventError",
     "UnprotectedVotes",
     "UnsilencableModelError",
+    "ValueDiscovery",
     "VotingResult",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",

@@ -29,7 +29,8 @@ calls a function without arguments that makes one.
 Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
 Importing and calling your code runs it as ever: what it opens, reads, calls and binds in a ledger does happen.
 The exit status is 1 where a claim is refuted (sound code: 1e-6 by chance for each check that tosses coins; the summary
-adds them up), with --strict also where a check was too small to tell, and 2 where WHAT could not be read or imported.
+adds them up) or a check ended with an exception, with --strict also where a check was too small to tell, and 2 where
+WHAT could not be read or imported.
 What no audit can see is listed with every result: docs/audits.md.
 """
 
@@ -71,7 +72,7 @@ def audited(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> i
         subject, controls=arguments.controls, progress=None if arguments.json else show, name=_shown(arguments.what)
     )
     say(report.to_json() if arguments.json else report.summary())
-    failed = report.verdict == "violated" or (arguments.strict and report.verdict == "undecided")
+    failed = not report.ok or (arguments.strict and report.verdict == "undecided")
     return VIOLATED if failed else 0
 
 

@@ -162,23 +162,28 @@ def _load_object(name: str) -> Any:
         from langchain_dpicl.backends.embedded import EmbeddedModel
 
         return EmbeddedModel()
+    return load_named("--model", name, expected="'embedded', a folder that holds a model, or module:attribute")
+
+
+def load_named(option: str, name: str, *, expected: str = "module:attribute") -> Any:
+    """Returns the object that `module:attribute` names, for the option that named it."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        expected = "'embedded', a folder that holds a model, or module:attribute"
-        raise ConfigurationError(f"--model: expected {expected}, found {name!r}.")
-    found: Any = _import(module)
+        raise ConfigurationError(f"{option}: expected {expected}, found {name!r}.")
+    found: Any = _import(module, option)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(f"--model: the module {module!r} has no attribute {attribute!r}.")
+            raise ConfigurationError(f"{option}: the module {module!r} has no attribute {attribute!r}.")
         found = getattr(found, part)
     if inspect.isclass(found) or inspect.isfunction(found):
         what = "class" if inspect.isclass(found) else "function"
-        advice = f"Call it in the module (MODEL = {attribute}(...)) and name the result."
-        raise ConfigurationError(f"--model: expected a model or engine, found the {what} {name!r}. {advice}")
+        kind = "a model or engine" if option == "--model" else "an object"
+        advice = f"Call it in the module ({option.strip('-').upper()} = {attribute}(...)) and name the result."
+        raise ConfigurationError(f"{option}: expected {kind}, found the {what} {name!r}. {advice}")
     return found
 
 
-def _import(module: str) -> Any:
+def _import(module: str, option: str) -> Any:
     """Imports the user's module, from the current folder too; what it raises is the user's own and public."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -189,5 +194,5 @@ def _import(module: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module}.".startswith(f"{missing}."):
             advice = "Give its dotted name, as in an import, and run dpicl where it can be imported."
-            raise ConfigurationError(f"--model: no module named {module!r}. {advice}") from error
-        raise ConfigurationError(f"--model: importing {module!r} raised {type(error).__name__}: {error}") from error
+            raise ConfigurationError(f"{option}: no module named {module!r}. {advice}") from error
+        raise ConfigurationError(f"{option}: importing {module!r} raised {type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl import _cli_labels, _cli_queries, _cli_training
+from langchain_dpicl import _cli_evolution, _cli_labels, _cli_queries, _cli_training
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def add_design(command: argparse.ArgumentParser) -> None:
     command.add_argument("--epsilon", type=float, required=True, help="share of the budget")
     command.add_argument("--delta", type=float, required=True, help="at most 1/(10 * all declared units)")
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
-    command.add_argument("--mechanism", choices=(*_MECHANISMS, *_LOGIT_MECHANISMS), default="gumbel")
+    mechanisms = (*_MECHANISMS, *_LOGIT_MECHANISMS, _cli_evolution.MECHANISM)
+    command.add_argument("--mechanism", choices=mechanisms, default="gumbel")
     command.add_argument("--rows", choices=("units", "slots"))
     command.add_argument(
         "--sampling",
@@ -113,6 +114,7 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     _cli_queries.add_voting(command)
     _cli_labels.add_pate(command)
     _cli_training.add_dpsgd(command)
+    _cli_evolution.add_evolution(command, runs=False)
     # So that an option of the other method is seen and refused.
     command.set_defaults(run=run, mechanism=None, **dict.fromkeys(_GENERATION))
 
@@ -153,6 +155,9 @@ def planned(arguments: argparse.Namespace) -> str:
     sizes = sizes_of(arguments.public_size)
     _check_method(arguments)
     _check_declarable(sizes, arguments.delta)
+    _cli_evolution.check_evolution(arguments)
+    if arguments.mechanism == _cli_evolution.MECHANISM:
+        return _cli_evolution.planned_evolution(arguments, sizes)
     if arguments.method == "dpsgd":
         return _cli_training.planned_training(arguments, sizes)
     if arguments.mechanism is None:
@@ -175,7 +180,7 @@ def _check_method(arguments: argparse.Namespace) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')}: expected none with --method {arguments.method}.")
     if arguments.method == "generation":
         return
-    if arguments.mechanism in _LOGIT_MECHANISMS:
+    if arguments.mechanism in {*_LOGIT_MECHANISMS, _cli_evolution.MECHANISM}:
         expected = f"one of {', '.join(_MECHANISMS)} with --method {arguments.method}"
         raise ConfigurationError(f"--mechanism: expected {expected}, found {arguments.mechanism!r}.")
     if arguments.sampling == "disjoint":

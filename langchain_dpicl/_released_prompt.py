@@ -23,11 +23,12 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released import ReleasedDemonstrations, epsilon_of
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends.base import NextTokenBackend
+    from langchain_dpicl.evolution import PrivateEvolution
     from langchain_dpicl.privacy.examples import PrivateExamples
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
 TEMPLATE_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
+_EVOLUTION = "private_evolution"  # as `evolution_planning` names it, which would import the accountants
 _FROM_THE_RELEASE = ("examples", "example_selector", "privacy_report", "plan")
 # Options of `from_private_examples` that belong to the template; `name` and all others go to the synthesizer.
 _TEMPLATE_OPTIONS = (
@@ -219,8 +220,10 @@ class ReleasedPrompt(BaseModel):
           - Every template argument is checked before the budget is touched.
 
         Args:
-          private: the examples; bound to the budget's ledger. The model `llm` SEES their text.
-          llm: an engine, or a LangChain model with token log-probabilities; best one you run yourself.
+          private: the examples; bound to the budget's ledger. The model `llm` SEES their text, but for
+            `mechanism="private_evolution"`.
+          llm: an engine, or a LangChain model with token log-probabilities; best one you run yourself. With
+            `mechanism="private_evolution"` any model that writes text, which then sees none of theirs.
           example_prompt: template of one demonstration; its variables are among `private.fields`.
           suffix: public text after the demonstrations, with the query's variable (required by the string template).
           prefix: public text before the demonstrations.
@@ -230,7 +233,8 @@ class ReleasedPrompt(BaseModel):
           config: a RunnableConfig whose callbacks may hold the budget.
           progress: True shows a bar, False hides it, None shows it on a terminal only.
           options: fields of the stock template (`example_separator`, ...); all others are generation options of
-            `DemonstrationSynthesizer.from_private_examples` (`shots_per_label`, `max_tokens`, `mechanism`, ...).
+            `DemonstrationSynthesizer.from_private_examples` (`shots_per_label`, `max_tokens`, `mechanism`, ...), or,
+            with `mechanism="private_evolution"`, of `PrivateEvolution.from_private_examples` (`rounds`, `embeddings`).
 
         Raises:
           ConfigurationError: a public argument is out of range; nothing was spent.
@@ -267,7 +271,7 @@ class ReleasedPrompt(BaseModel):
 
         options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
         template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
-        engine = await asyncio.to_thread(_engine, llm)
+        engine, generation = await asyncio.to_thread(_probed, llm, generation)
         synthesizer = await refusals_awaited(
             lambda: _synthesizer(private, engine, example_prompt, generation),
             config,
@@ -278,7 +282,7 @@ class ReleasedPrompt(BaseModel):
     @classmethod
     def from_synthesizer(
         cls,
-        synthesizer: DemonstrationSynthesizer,
+        synthesizer: DemonstrationSynthesizer | PrivateEvolution,
         *,
         example_prompt: Any,
         prefix: str = "",
@@ -289,7 +293,8 @@ class ReleasedPrompt(BaseModel):
         """Runs a synthesizer to its end (or continues an interrupted one) and returns the template.
 
         Args:
-          synthesizer: declared on its own, inside `with budget.plan():`, or taken from a SynthesisInterruptedError.
+          synthesizer: declared on its own, inside `with budget.plan():`, or taken from a SynthesisInterruptedError; a
+            `PrivateEvolution` does as well.
           example_prompt: template of one demonstration.
           prefix: public text before the demonstrations.
           suffix: public text after them, with the query's variable (required by the string template).
@@ -306,7 +311,7 @@ class ReleasedPrompt(BaseModel):
     @classmethod
     async def afrom_synthesizer(
         cls,
-        synthesizer: DemonstrationSynthesizer,
+        synthesizer: DemonstrationSynthesizer | PrivateEvolution,
         *,
         example_prompt: Any,
         prefix: str = "",
@@ -356,15 +361,27 @@ class ReleasedPrompt(BaseModel):
 
 
 # Imported inside: serving a release needs neither models nor the vault and its accountants.
-def _engine(llm: Any) -> NextTokenBackend:
+def _probed(llm: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the engine and the options, with all that is probed in public behind them."""
+    if options.get("mechanism") == _EVOLUTION:
+        from langchain_dpicl.backends.embeddings import SilentEmbeddings
+
+        given = options.get("embeddings")
+        probed = {} if given is None or isinstance(given, SilentEmbeddings) else {"embeddings": SilentEmbeddings(given)}
+        return llm, {**options, **probed}
     from langchain_dpicl.backends.resolve import as_backend
 
-    return as_backend(llm)
+    return as_backend(llm), options
 
 
 def _synthesizer(
     private: PrivateExamples, llm: Any, example_prompt: Any, options: dict[str, Any]
-) -> DemonstrationSynthesizer:
+) -> DemonstrationSynthesizer | PrivateEvolution:
+    if options.get("mechanism") == _EVOLUTION:
+        from langchain_dpicl.evolution import PrivateEvolution
+
+        others = {key: value for key, value in options.items() if key != "mechanism"}
+        return PrivateEvolution.from_private_examples(private, llm=llm, example_prompt=example_prompt, **others)
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
     return DemonstrationSynthesizer.from_private_examples(private, llm=llm, example_prompt=example_prompt, **options)

@@ -1,4 +1,4 @@
-"""The `dpicl` command: `epsilon`, `plan`, `generate`, `ledger`, `audit`. The only room that prints.
+"""The `dpicl` command: `epsilon`, `plan`, `discover`, `generate`, `ledger`, `audit`. The only room that prints.
 
 Hands records to `PrivateExamples` and never shows one: not their content, not their number, not the line of a fault.
 """
@@ -16,12 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_dpicl._cli_audit import add_audit, audited
-from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_json, read_records
+from langchain_dpicl._cli_discovery import add_discover, discovered
+from langchain_dpicl._cli_evolution import MECHANISM as EVOLUTION
+from langchain_dpicl._cli_evolution import add_evolution, check_evolution, evolution_from
+from langchain_dpicl._cli_inputs import (
+    add_model,
+    check_out,
+    load_grammar,
+    load_model,
+    load_named,
+    read_json,
+    read_records,
+)
 from langchain_dpicl._cli_ledger import add_ledger, done, redacted
 from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, rule_options, sizes_of
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 
 if TYPE_CHECKING:
+    from langchain_dpicl.evolution import PrivateEvolution
     from langchain_dpicl.released import ReleasedDemonstrations
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
@@ -29,7 +41,8 @@ _FAULT, _INTERRUPTED = 2, 130
 _ADVICE_IN_PYTHON = "Call run() on error.synthesizer to continue."
 
 _GENERATE_NOTES = """\
-The model sees the records: run one you trust with them. What is printed and saved is released under the budget.
+The model sees the records: run one you trust with them (with --mechanism private_evolution it sees none). What is
+printed and saved is released under the budget.
 
 Every run starts a new budget, kept in memory. Two runs on the same records spend twice, and their epsilons add up;
 use a Python program with one shared budget where that must be counted.
@@ -86,6 +99,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_epsilon(commands)
     add_plan(commands, run=_plan)
+    add_discover(commands, run=_discover)
     _add_generate(commands)
     add_ledger(commands, run=_ledger)
     add_audit(commands, run=_audit)
@@ -182,6 +196,13 @@ def _ledger(arguments: argparse.Namespace) -> int:
     return said.code
 
 
+# -- dpicl discover ----------------------------------------------------------------------------------------------
+
+
+def _discover(arguments: argparse.Namespace) -> int:
+    return discovered(arguments, say=_say)
+
+
 # -- dpicl audit -------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +240,7 @@ def _add_generate(commands: Any) -> None:
     add_model(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     add_design(command)
+    add_evolution(command, runs=True)
     command.set_defaults(run=_generate)
 
 
@@ -245,12 +267,13 @@ def _generate(arguments: argparse.Namespace) -> int:
     return code or (0 if saved else _FAULT)
 
 
-def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer, Any]:
+def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
     """Reads records and model, checks everything, and has spent nothing yet."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.privacy.examples import PrivateExamples
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
+    check_evolution(arguments)
     private = PrivateExamples(
         read_records(arguments.file),
         public_size=declared(sizes_of(arguments.public_size)),
@@ -263,6 +286,10 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
     budget = PrivacyBudgetCallbackHandler(
         epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency
     )
+    if arguments.mechanism == EVOLUTION:
+        given = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
+        model = load_model(arguments)
+        return evolution_from(arguments, private, budget=budget, model=model, embeddings=given), budget
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
         llm=load_model(arguments),

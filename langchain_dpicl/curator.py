@@ -27,9 +27,11 @@ from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.value_counts import Count, CountPlan
 from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, drawn, is_unanswered
 
 T = TypeVar("T")
+Plan: TypeAlias = ReleasePlan | CountPlan
 Render: TypeAlias = Callable[[Sequence[Record]], str]
 """Turns one row's records into its prompt; no records give the public prompt."""
 
@@ -59,10 +61,9 @@ def open_block(
       PrivacyBudgetMismatchError: the ticket was priced for another data set, ledger or adjacency.
       PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
         operating system's.
+      ModelCallError: the release could not be computed.
     """
-    _check_ticket(private, reservation, plan, plan.block_event(length))
-    reservation.burn()
-    pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
+    pool = _opened(private, reservation, plan, plan.block_event(length))
     block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
     block.release = noisy_index(plan, choose)
     with contextlib.closing(block):
@@ -90,10 +91,17 @@ def open_sample(
       length: releases that the ticket pays for.
       answers: how many of them may answer; None: all. Only for a mechanism that tests before it answers.
     """
-    _check_ticket(private, reservation, plan, plan.block_event(length, answers))
-    reservation.burn()
-    pool = private._pool(reservation.label, ledger_id=reservation.ledger_id)  # noqa: SLF001  the private door
+    pool = _opened(private, reservation, plan, plan.block_event(length, answers))
     return SecretSample(pool, plan, length=length, answers=answers)
+
+
+def release_counts(private: PrivateExamples, reservation: Reservation, *, plan: CountPlan) -> tuple[Count, ...]:
+    """Burns one ticket and releases the counts it pays for; errors as `release_once`; the commit is the caller's."""
+    pool = _opened(private, reservation, plan, plan.event)
+    counts = guarded(lambda: plan.release(map(pool.records, range(pool.num_units)), rng=SYSTEM_RANDOM))
+    if counts is None:
+        raise ModelCallError(NOT_COMPUTED)
+    return counts
 
 
 def open_partition(private: PrivateExamples, *, plan: ReleasePlan, ledger_id: str) -> SecretSample:
@@ -120,7 +128,7 @@ def release_once(
     partition: SecretSample | None = None,
     answer: Reservation | None = None,
 ) -> Walk[Release]:
-    """Burns one ticket and makes the one release that it pays for, on a fresh secret sample (a walk).
+    """Burns one ticket and makes its one release, on a fresh secret sample (a walk); errors as `open_block`.
 
     Formal guarantees:
       - As for `open_block`: the ticket burns before any private record is read and is committed only after the noise;
@@ -138,11 +146,6 @@ def release_once(
       keep: makes what was released durable; called before the ticket is committed.
       partition: from `open_partition`, instead of a fresh sample.
       answer: ticket of the answer, where the test has one of its own.
-
-    Raises:
-      PrivacyBudgetMismatchError: as for `open_block`.
-      PrivacyBudgetError: as for `open_block`.
-      ModelCallError: the release could not be computed.
     """
     if partition is None and answer is None:
         with contextlib.closing(open_sample(private, reservation, plan=plan)) as sample:
@@ -191,11 +194,7 @@ def release_once_without_privacy(
     render: Callable[[Sequence[Record]], T],
     width: int,
 ) -> Walk[NDArray[np.float64]]:
-    """Returns the sum itself, float64[d], with NO noise and no charge: only for examples that no ledger protects.
-
-    Raises:
-      PrivateAccessError: the examples are attached to a ledger.
-    """
+    """Returns the sum itself, float64[d], with NO noise and no charge: only for examples that no ledger protects."""
     pool = private._pool(None, ledger_id=None)  # noqa: SLF001  the private door
     ask = guarded(lambda: rows(drawn(pool, plan)(render)))
     if ask is None:
@@ -215,11 +214,7 @@ def open_block_without_privacy(
     render: Render,
     prefix: Sequence[Token] = (),
 ) -> Iterator[Block]:
-    """Opens the same block with NO noise and no charge: only for examples that no ledger protects.
-
-    Raises:
-      PrivateAccessError: the examples are attached to a ledger.
-    """
+    """Opens the same block with NO noise and no charge: only for examples that no ledger protects."""
     pool = private._pool(label, ledger_id=None)  # noqa: SLF001  the private door
     block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
     block.release = argmax_index
@@ -227,14 +222,20 @@ def open_block_without_privacy(
         yield block
 
 
-def _check_ticket(private: PrivateExamples, reservation: Reservation, plan: ReleasePlan, event: Event) -> None:
+def _opened(private: PrivateExamples, ticket: Reservation, plan: Plan, event: Event) -> Pool:
+    """Burns a ticket that pays for `event` of `plan`, and only then opens the pool that it may read."""
+    _check_ticket(private, ticket, plan, event)
+    ticket.burn()
+    return private._pool(ticket.label, ledger_id=ticket.ledger_id)  # noqa: SLF001  the private door
+
+
+def _check_ticket(private: PrivateExamples, reservation: Reservation, plan: Plan, event: Event) -> None:
     """Refuses a ticket that does not pay for `event` of `plan` from these examples, before it burns."""
     if reservation.event != event:
         msg = "ticket: expected a ticket for this very block; found one for another event. Reserve from the plan."
         raise PrivacyBudgetError(msg)
     if reservation.partition not in {None, private.dataset_id} or reservation.adjacency != plan.adjacency:
-        wanted = (private.dataset_id, plan.adjacency)
-        found = (reservation.partition, reservation.adjacency)
+        wanted, found = (private.dataset_id, plan.adjacency), (reservation.partition, reservation.adjacency)
         msg = f"ticket: expected a ticket for (data set, adjacency) {wanted}, found one for {found}."
         raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):

@@ -14,13 +14,14 @@ from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.value_counts import CountPlan
 
 
 class SharePlan(Protocol):
     """What a component plans to release, in numbers that are public."""
 
     @property
-    def release(self) -> ReleasePlan:
+    def release(self) -> ReleasePlan | CountPlan:
         """How one thing is released; where labels split the units, of the first label."""
 
     @property
@@ -69,7 +70,8 @@ def declare_share(
     private.check_delta(budget.delta)
     budget.check_fits(component, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
     budget.bind(private)
-    check_fixed_size(private, plan.release, ledger_id=budget.ledger_id)
+    if isinstance(plan.release, ReleasePlan):
+        check_fixed_size(private, plan.release, ledger_id=budget.ledger_id)
     return budget.declare(
         component,
         tickets=plan.tickets(),

@@ -343,7 +343,7 @@ def make_script(
         label_key=label_key,
         fields=tuple(private.fields),
     )
-    _check_example_prompt(example_prompt, wording)
+    check_example_prompt(example_prompt, wording)
     labels = None if open_labels is None else tuple(open_labels)
     rules = check_rules(backend, public_top_k, stop)
     if needs_logits and backend.max_top_k is not None:
@@ -387,7 +387,7 @@ def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[st
     return tuple(values)
 
 
-def _check_example_prompt(example_prompt: Any, wording: GenerationWording) -> None:
+def check_example_prompt(example_prompt: Any, wording: GenerationWording) -> None:
     """Formats the template once with public text, so that a template that cannot show a demonstration fails first."""
     if example_prompt is None:
         return

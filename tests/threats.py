@@ -24,6 +24,7 @@ PRACTICE = "unit_tests/test_budget_in_practice.py"
 POSTGRES = "integration_tests/test_postgres_faults.py"
 RATES = "statistical_tests/test_sampling_rates.py"
 RUNNABLES = "unit_tests/test_runnables.py"
+MEMO = "unit_tests/test_query_memo.py"
 MATRIX = "integration_tests/test_leak_matrix.py::test_naive_leaks_and_ours_does_not"
 
 
@@ -373,8 +374,25 @@ THREATS: dict[str, Threat] = {
             "unit_tests/test_tenants.py::test_memory_is_bounded_in_tenants_too",
             "unit_tests/test_tenants.py::test_nobody_is_told_what_another_was_told",
             "statistical_tests/test_voting_audit.py::test_the_memo_tells_nobody_what_another_tenant_was_told",
+            f"{MEMO}::test_nothing_is_told_to_another_tenant",
+            f"{MEMO}::test_nothing_is_told_of_another_plan",
+            f"{MEMO}::test_nothing_is_told_of_another_data_set_or_ledger",
+            f"{MEMO}::test_a_kill_loses_at_most_the_ticket_and_no_answer_that_stands_is_paid_for_again",
+            "unit_tests/test_memo_planted.py::test_a_planted_bug_is_found",
         ),
         limit="Memos",
+    ),
+    "M12": Threat(
+        "labels, values and sizes read off the records",
+        (
+            "unit_tests/privacy/test_value_counts.py::test_lets_the_value_of_one_unit_through_as_often_as_is_charged_and_no_more",
+            "unit_tests/privacy/test_value_counts.py::test_moves_the_counts_by_no_more_than_its_sensitivity",
+            "unit_tests/privacy/test_value_counts.py::test_does_not_tell_in_which_order_records_came",
+            "unit_tests/privacy/test_redeclared.py::test_every_declaration_is_bound_to_the_one_ledger_and_to_no_other",
+            "unit_tests/test_discovery.py::test_neighbours_differ_in_nothing_but_the_noisy_counts",
+            "unit_tests/audit/test_counting.py::test_a_value_of_one_unit_that_is_found_too_often_is_a_violation",
+        ),
+        limit="distinct values",
     ),
     # --- leaks: every channel is a line of the leak table ---------------------------------------------------------------
     "S1-S22": Threat(

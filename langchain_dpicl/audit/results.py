@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from langchain_dpicl.audit.bounds import ALARM
 from langchain_dpicl.exceptions import DPICLError
 
-Verdict: TypeAlias = Literal["sound", "violated", "undecided", "skipped"]
+Verdict: TypeAlias = Literal["sound", "violated", "undecided", "skipped", "failed"]
 
 CANNOT_SEE: tuple[str, ...] = (
     "failures with a chance below about 1e-6 (the delta)",
@@ -50,7 +50,7 @@ class AuditResult:
       check: what was looked at.
       verdict: "violated": the claim is refuted; "sound": it is not, and where there is a `power` it is at least .99;
         "undecided": it is not, but the check was too small to tell; "skipped": it does not fit what is audited, and
-        `details` say why.
+        `details` say why; "failed": the check ended with an exception, whose class `details` name.
       lower_bound: epsilon that the answers prove, at `delta`; None where the check is about no epsilon.
       claimed_epsilon: epsilon, at the same delta, of the event that one trial is charged for.
       delta: of both.
@@ -116,17 +116,19 @@ class AuditReport:
     def verdict(self) -> Verdict:
         """The worst of all verdicts; what was skipped has none."""
         found = {result.verdict for result in self.results}
-        if "violated" in found:
-            return "violated"
+        worst: tuple[Verdict, ...] = ("violated", "failed")
+        for verdict in worst:
+            if verdict in found:
+                return verdict
         return "sound" if "sound" in found and "undecided" not in found else "undecided"
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was refuted."""
-        return self.verdict != "violated"
+        """Whether nothing was refuted, and every check came to its end."""
+        return self.verdict not in {"violated", "failed"}
 
     def violations(self) -> tuple[AuditResult, ...]:
-        """Returns the checks that failed."""
+        """Returns the checks that refuted a claim."""
         return tuple(result for result in self.results if result.verdict == "violated")
 
     @property
@@ -152,7 +154,9 @@ class AuditReport:
     def summary(self) -> str:
         """Returns what is said after the results: the verdict, how sure it is, and what no audit sees."""
         skipped = sum(result.verdict == "skipped" for result in self.results)
+        failed = sum(result.verdict == "failed" for result in self.results)
         checks = f"{len(self.results) - skipped} checks, {skipped} skipped"
+        checks += f", {failed} not finished" if failed else ""
         lines = [
             f"{self.subject}: {self.verdict} ({checks}, {self.seconds:.0f} s)",
             f"Sound code is called violated with a chance of at most {_rounded_up(self.false_alarm)}.",

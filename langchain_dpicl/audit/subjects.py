@@ -9,17 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.audit.components import share_of
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+from langchain_dpicl.discovery_planning import DiscoveryPlan
+from langchain_dpicl.evolution import PrivateEvolution
+from langchain_dpicl.evolution_planning import EvolutionPlan, plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.value_counts import count_release
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
@@ -28,8 +34,8 @@ from langchain_dpicl.training_planning import TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
 from langchain_dpicl.voting import DPVotingRunnable
 
-Method: TypeAlias = Literal["voting", "free_form", "pate", "generation", "dpsgd"]
-Plan: TypeAlias = QueryPlan | LabellingPlan | GenerationPlan | TrainingPlan
+Method: TypeAlias = Literal["voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts"]
+Plan: TypeAlias = QueryPlan | LabellingPlan | GenerationPlan | EvolutionPlan | TrainingPlan | DiscoveryPlan
 
 _SUMS = {"vote_sum": VoteSum, "probability_sum": ProbabilitySum}
 _CLASSES: tuple[tuple[type, Method], ...] = (
@@ -37,7 +43,10 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (DPFreeFormRunnable, "free_form"),
     (PromptPATELabeler, "pate"),
     (DemonstrationSynthesizer, "generation"),
+    (PrivateEvolution, "evolution"),
     (TrainingRun, "dpsgd"),
+    (UnitCounter, "counts"),
+    (ValueDiscovery, "counts"),
 )
 FRONT_ROOMS = tuple(kind.__name__ for kind, _ in _CLASSES)
 """The components that can be audited as objects."""
@@ -87,7 +96,7 @@ class Subject:
             if isinstance(given, kind):
                 advice = f"The checks play {kind.__name__} itself: what your class overrides would run unaudited."
                 raise fail("audit", f"a {kind.__name__}, no class derived of it", type(given).__name__, advice)
-        if isinstance(given, QueryPlan | LabellingPlan | GenerationPlan | TrainingPlan):
+        if isinstance(given, get_args(Plan)):
             method = _method_of(given.to_dict())
             shown = name or f"a plan of {method}"
             return cls(name=shown, method=method, plan=given, epsilon=given.epsilon, delta=given.delta)
@@ -111,7 +120,8 @@ def _of_component(given: Any, method: Method, *, name: str) -> Subject:
 
 
 def _method_of(plan: Mapping[str, Any]) -> Method:
-    for key, method in (("teachers", "pate"), ("shots_per_label", "generation"), ("steps", "dpsgd")):
+    kinds = (("teachers", "pate"), ("rounds", "evolution"), ("shots_per_label", "generation"), ("steps", "dpsgd"))
+    for key, method in (*kinds, ("counts", "counts")):
         if key in plan:
             return method  # type: ignore[return-value]
     return "free_form" if plan.get("aggregation") in {"unit_vector_sum", "keyword_sum"} else "voting"
@@ -199,6 +209,12 @@ def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
     )
 
 
+def _evolution(plan: Mapping[str, Any]) -> EvolutionPlan:
+    names = ("rounds", "shots_per_label", "num_candidates", "num_survivors", "num_variations")
+    sizes = {row["label"]: row["public_size"] for row in plan["labels"]}
+    return plan_evolution(sizes, **_terms(plan), **{name: plan[name] for name in names})
+
+
 def _dpsgd(plan: Mapping[str, Any]) -> TrainingPlan:
     return plan_training(
         plan["public_size"],
@@ -210,10 +226,18 @@ def _dpsgd(plan: Mapping[str, Any]) -> TrainingPlan:
     )
 
 
+def _counts(plan: Mapping[str, Any]) -> DiscoveryPlan:
+    release = count_release(plan["counts"])
+    cost = epsilon_upper_bound(release.event, delta=plan["delta"], adjacency=release.adjacency)
+    return DiscoveryPlan(release, cost, plan["delta"], "a plan")
+
+
 _REBUILT: dict[str, Any] = {
+    "counts": _counts,
     "voting": _voting,
     "free_form": _voting,
     "pate": _pate,
     "generation": _generation,
+    "evolution": _evolution,
     "dpsgd": _dpsgd,
 }

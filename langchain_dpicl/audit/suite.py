@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from langsmith.run_helpers import tracing_context
 
-from langchain_dpicl.audit import cases, ledgers, parts, sampled, vectors
+from langchain_dpicl.audit import cases, counting, evolving, ledgers, parts, sampled, vectors
 from langchain_dpicl.audit.answering import VotingGame
 from langchain_dpicl.audit.components import QUERY, labeler_of, voter_of
 from langchain_dpicl.audit.games import Game, control, play
@@ -23,10 +24,21 @@ from langchain_dpicl.audit.subjects import Subject
 from langchain_dpicl.audit.training import can_refute, canaries
 from langchain_dpicl.planning import GenerationPlan
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.value_counts import CountPlan
 from langchain_dpicl.training_planning import TrainingPlan
 
-Check = Callable[[], AuditResult]
 T = TypeVar("T")
+
+FRESH = "noise: fresh for every answer"
+ONE_RUN = "one run, many canaries"
+
+
+class Check(NamedTuple):
+    """One check: what its result is called if there is none, and how it is played."""
+
+    name: str
+    play: Callable[[], AuditResult]
 
 
 def audit(
@@ -45,6 +57,8 @@ def audit(
         results without a `power` no such chance was computed, and "skipped" results say why they were not played.
       - No record of the subject is read, no ticket of its budget is spent.
       - It runs in a context of its own, untraced: budgets, handlers and tracers of the caller's context see none of it.
+      - A check that ends with an exception is a result, "failed", and the others are played. Of the exception only the
+        name of its class is told; its text may quote anything.
 
     Args:
       subject: a component, a plan, or the JSON of `dpicl plan --json` as a mapping; see `Subject`.
@@ -54,18 +68,17 @@ def audit(
       name: of the subject, for the report.
 
     Returns:
-      The report; `report.ok` is false where something was refuted.
+      The report; `report.ok` is false where something was refuted, or a check failed.
 
     Raises:
       ConfigurationError: the subject is none that can be audited.
     """
     start, results = time.monotonic(), list[AuditResult]()
     made = Subject.of(subject, name=name)
-    checks = _checks(made, controls=controls)
-    while (check := _alone(lambda: next(checks, None))) is not None:
-        results.append(_alone(check))
+    for result in _played(_checks(made, controls=controls)):
+        results.append(result)
         if progress is not None:
-            progress(results[-1])
+            progress(result)
     return AuditReport(subject=made.name, results=tuple(results), seconds=time.monotonic() - start)
 
 
@@ -81,12 +94,36 @@ def assert_private(subject: Any, *, allow_undecided: bool = False, **options: An
       The report.
 
     Raises:
-      PrivacyAuditError: a claim is refuted, or undecided; an AssertionError, so that pytest shows it as a failure.
+      PrivacyAuditError: a claim is refuted or undecided, or a check ended with an exception; an AssertionError, so that
+        pytest shows it as a failure.
     """
     report = audit(subject, **options)
-    if report.verdict == "violated" or (report.verdict == "undecided" and not allow_undecided):
+    if not report.ok or (report.verdict == "undecided" and not allow_undecided):
         raise PrivacyAuditError(str(report), report=report)
     return report
+
+
+def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
+    """Plays one check after the other; what one of them raises does not take the results of the others along."""
+    while True:
+        try:
+            check = _alone(lambda: next(checks, None))
+        except Exception as error:  # noqa: BLE001  told in the result
+            yield _failed("the next check, and all that would have followed", error)
+            return
+        if check is None:
+            return
+        try:
+            result = _alone(check.play)
+        except Exception as error:  # noqa: BLE001  told in the result
+            result = _failed(check.name, error)
+        yield result
+
+
+def _failed(check: str, error: Exception) -> AuditResult:
+    """Returns the result of a check that did not come to its end: the class of what it raised, and none of its text."""
+    why = f"it raised {type(error).__name__}, so nothing is known of what it looks at"
+    return AuditResult(check=check, verdict="failed", confidence=1.0, details=(why,))
 
 
 def _alone(action: Callable[[], T]) -> T:
@@ -101,49 +138,77 @@ def _alone(action: Callable[[], T]) -> T:
 
 def _checks(subject: Subject, *, controls: bool) -> Iterator[Check]:
     release = subject.plan.release
-    yield lambda: ledgers.price(subject)
+    yield Check("price", lambda: ledgers.price(subject))
     if subject.component is not None:
-        yield lambda: ledgers.tickets(subject)
-        yield lambda: ledgers.report(subject)
-    for label, branch in getattr(subject.plan, "branches", ((None, release),)):
-        of_label = "" if label is None else f", label {label!r}"
-        yield lambda it=branch, of=of_label: parts.sampler_rate(it, name=f"sampler: rate{of}")  # type: ignore[misc]
-        yield lambda it=branch, of=of_label: parts.places(it, name=f"slots: one unit, one place{of}")  # type: ignore[misc]
-    yield lambda: parts.contribution(release)
-    yield lambda: parts.noise(release)
-    yield from _sample_checks(subject)
-    if (coin := _coin_of(subject)) is not None:
-        yield lambda: parts.freshness(coin)
+        yield Check("ledger: tickets", lambda: ledgers.tickets(subject))
+        yield Check("ledger: report", lambda: ledgers.report(subject))
+    if isinstance(release, CountPlan):
+        yield from (Check(*named) for named in counting.count_checks(release))
     else:
-        why_not = "played for votes alone, and not of Confident-GNMax"
-        yield lambda: parts.skipped("noise: fresh for every answer", why_not)
+        yield from _row_checks(subject, release)
+    for game in games_of(subject):
+        yield Check(game.name, partial(play, game))
+        if controls:
+            yield Check(f"control: {game.name}", partial(control, game))
+    if isinstance(subject.plan, TrainingPlan):
+        yield Check(ONE_RUN, lambda: _one_run(_run_options(subject)))
+
+
+def _rows_of(subject: Subject) -> ReleasePlan:
+    release: Any = subject.plan.release  # of everything but counts
+    rows: ReleasePlan = release
+    return rows
+
+
+def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[Check]:
+    """Yields what is looked at in samples, rows and their noise."""
+    for label, branch in getattr(subject.plan, "branches", ((None, release),)):
+        rate, place = (
+            name if label is None else f"{name}, label {label!r}"
+            for name in ("sampler: rate", "slots: one unit, one place")
+        )
+        yield Check(rate, partial(parts.sampler_rate, branch, name=rate))
+        yield Check(place, partial(parts.places, branch, name=place))
+    yield Check("rows", lambda: parts.contribution(release))
+    yield Check("noise: scale", lambda: parts.noise(release))
+    yield from _sample_checks(subject)
+    yield Check(FRESH, lambda: _freshness(subject))
+    yield from _score_checks(subject)
+
+
+def _freshness(subject: Subject) -> AuditResult:
+    """Asks a component with two equal candidates again and again, where that tells more than its games."""
+    if (coin := _coin_of(subject)) is not None:
+        return parts.freshness(coin)
+    return parts.skipped(FRESH, "played for votes alone, and not of Confident-GNMax")
+
+
+def _score_checks(subject: Subject) -> Iterator[Check]:
+    """Yields what is looked at where noisy votes leave."""
+    release = _rows_of(subject)
     if subject.options.get("with_scores"):
-        yield lambda: vectors.released_scores(rows=release.row_shape, adjacency=release.adjacency)
+        shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
+        yield Check("scores", lambda: vectors.released_scores(**shape))
     elif subject.method == "voting" and subject.component is None and release.mechanism.name == "gaussian":
         why = "a plan does not say whether scores leave; the label alone is looked at: audit the component"
-        yield lambda: parts.skipped("scores: noisy votes that leave", why)
-    for game in games_of(subject):
-        yield lambda game=game: play(game)  # type: ignore[misc]
-        if controls:
-            yield lambda game=game: control(game)  # type: ignore[misc]
-    if isinstance(subject.plan, TrainingPlan):
-        yield lambda: _one_run(_run_options(subject))
+        yield Check("scores", lambda: parts.skipped("scores: noisy votes that leave", why))
 
 
 def _one_run(options: dict[str, Any]) -> AuditResult:
     """Trains with canaries where they could refute the claim."""
     if not can_refute(options):
         why = "more is claimed than its guesses could refute, even without any noise"
-        return parts.skipped("one run, many canaries", why)
+        return parts.skipped(ONE_RUN, why)
     return canaries(options)
 
 
 def _sample_checks(subject: Subject) -> Iterator[Check]:
     """Yields what an engine sees of samples; fixed teachers have none, and one deal or sample serves many releases."""
-    release, design = subject.plan.release, getattr(subject.plan, "design", None)
-    if getattr(subject.plan, "teachers", "fresh") != "fresh" or (design is not None and design.sampling != "poisson"):
+    release, design = _rows_of(subject), getattr(subject.plan, "design", None)
+    is_kept = getattr(subject.plan, "teachers", "fresh") != "fresh" or subject.method == "evolution"
+    if is_kept or (design is not None and design.sampling != "poisson"):
         why = "played only where every release draws a Poisson sample of its own"
-        yield lambda: parts.skipped("samples: drawn anew, as the engine sees them", why)
+        yield Check("samples", lambda: parts.skipped("samples: drawn anew, as the engine sees them", why))
         return
     options: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     name = subject.plan.rule.mechanism if isinstance(subject.plan, GenerationPlan) else release.mechanism.name
@@ -153,9 +218,9 @@ def _sample_checks(subject: Subject) -> Iterator[Check]:
         options["confident"] = (0.5, 1.0, 1.0)
     else:
         options["mechanism"] = name
-    yield lambda: sampled.inclusion(subject.method, options)
+    yield Check("samples", lambda: sampled.inclusion(subject.method, options))
     if release.row_shape == "slots":
-        yield lambda: sampled.one_place(subject.method, options)
+        yield Check("slots, as the engine sees them", lambda: sampled.one_place(subject.method, options))
 
 
 def games_of(subject: Subject) -> tuple[Game, ...]:
@@ -165,8 +230,12 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
       subject: as of `audit`.
     """
     release, options = subject.plan.release, subject.options
+    if isinstance(release, CountPlan):
+        return tuple(counting.count_games(adjacency=release.adjacency))
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
+    if subject.method == "evolution":
+        return tuple(evolving.evolution_cases(adjacency=release.adjacency))
     if subject.method == "dpsgd" or design is None:
         return tuple(cases.step_cases(adjacency=release.adjacency))
     sampling = design.sampling if design.sampling in {"fixed", "partition"} else "poisson"
@@ -183,7 +252,7 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
 def _vote_games(
     subject: Subject, *, sampling: str, shape: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[Game]:
-    mechanism = subject.plan.release.mechanism
+    mechanism = _rows_of(subject).mechanism
     teachers = getattr(subject.plan, "teachers", None)
     if isinstance(mechanism, ConfidentGNMaxMechanism):
         yield from cases.confident_cases(teachers=str(teachers), sampling=sampling, **shape)
@@ -196,7 +265,7 @@ def _vote_games(
         mechanism=mechanism.name,
         sampling="poisson" if teachers == "fixed" else sampling,
         has_vectors=is_vector and (teachers is not None or bool(options.get("with_scores"))),
-        abstains=bool(options.get("abstain_below") or subject.plan.release.constants),
+        abstains=bool(options.get("abstain_below") or _rows_of(subject).constants),
         options=more,
         **shape,
     )
@@ -208,11 +277,11 @@ def _space(subject: Subject) -> str:
 
 def _coin_of(subject: Subject) -> Callable[[], bool] | None:
     """Returns what asks a component with two equal candidates once; None where its games tell as much."""
-    mechanism = subject.plan.release.mechanism.name
+    mechanism = _rows_of(subject).mechanism.name
     if subject.method not in {"voting", "pate"} or mechanism == ConfidentGNMaxMechanism.name:
         return None
     runs = 200
-    given = {"mechanism": mechanism, "rows": "units", "adjacency": subject.plan.release.adjacency}
+    given = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
     if subject.method == "voting":
         voter = voter_of((), max_queries=runs, **given)
         return lambda: voter.invoke(QUERY) == "yes"

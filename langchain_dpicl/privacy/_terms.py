@@ -20,6 +20,7 @@ from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
+    FailureEvent,
     GaussianEvent,
     NoEvent,
     NonPrivateEvent,
@@ -48,6 +49,7 @@ class Terms:
       sampled: (what is done on one secret sample, its rate, count).
       balls: (mu, rate, count) of Gaussians on a sample's sum of vectors out of a ball.
       allocated: (what is done on each batch, batches, rate, count).
+      failure: chances of the unsampled failures, added: at least that of any of them.
       is_private: False if anything was released without protection.
     """
 
@@ -58,6 +60,7 @@ class Terms:
     sampled: tuple[tuple[Terms, float, int], ...] = ()
     balls: tuple[tuple[float, float, int], ...] = ()
     allocated: tuple[tuple[Terms, int, float, int], ...] = ()
+    failure: float = 0.0
     is_private: bool = True
 
     @property
@@ -70,6 +73,13 @@ class Terms:
         """Whether a finite price is worth computing; what costs billions counts as not private."""
         pure = math.fsum(value * count for value, count in self.pure + self.ranges)
         return self.is_private and max(self.mu_squared, self.rho, pure) < _HOPELESS
+
+    def without_failures(self, delta: float) -> tuple[Terms, float]:
+        """Returns what is left to price, and at which delta: failures come out of it, rounded up; 0 if none is left."""
+        if self.failure == 0.0:
+            return self, delta
+        left = max(delta - self.failure * (1.0 + 1e-12), 0.0)
+        return dataclasses.replace(self, failure=0.0), left
 
     @property
     def range_rho(self) -> float:
@@ -88,6 +98,7 @@ class _Tally:
         self.sampled: Counter[tuple[Terms, float]] = Counter()
         self.balls: Counter[tuple[float, float]] = Counter()
         self.allocated: Counter[tuple[Terms, int, float]] = Counter()
+        self.failures: Counter[float] = Counter()
         self.is_private = True
 
     def add(self, event: Event, count: int) -> None:
@@ -127,6 +138,8 @@ class _Tally:
                 self.ranges[float(event.bound)] += count
             case ZCdpEvent():
                 self.rho[float(event.rho)] += count
+            case FailureEvent():
+                self.failures[float(event.delta)] += count
             case _:
                 raise UnknownEventError(
                     f"event: expected a {type(event).__name__} outside of blocks, found one inside."
@@ -136,7 +149,7 @@ class _Tally:
         if event.sampling_rate == 1:
             self.add(event.event, count)
             return
-        base = normal_form(event.event)
+        base = _of_sample(event.event)
         self.is_private = self.is_private and base.is_bounded
         if not base.is_empty:
             self.sampled[base, float(event.sampling_rate)] += count
@@ -154,7 +167,7 @@ class _Tally:
         if event.num_batches == 1:
             self.add(one_batch(event), count)
             return
-        base = normal_form(event.event)
+        base = _of_sample(event.event)
         self.is_private = self.is_private and base.is_bounded
         if not base.is_empty:
             self.allocated[base, event.num_batches, float(event.sampling_rate)] += count
@@ -169,6 +182,7 @@ class _Tally:
             sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
             balls=tuple(sorted((*ball, count) for ball, count in self.balls.items() if count)),
             allocated=tuple(sorted((*deal, count) for deal, count in self.allocated.items() if count)),
+            failure=math.fsum(value * count for value, count in self.failures.items()),
             is_private=self.is_private,
         )
 
@@ -187,6 +201,14 @@ def normal_form(event: Event) -> Terms:
     tally = _Tally()
     tally.add(event, 1)
     return tally.terms()
+
+
+def _of_sample(event: Event) -> Terms:
+    """The terms of what is done on one secret sample; failures are priced outside of samples alone."""
+    base = normal_form(event)
+    if base.failure > 0.0:
+        raise UnknownEventError("event: expected failures outside of secret samples, found one inside.")
+    return base
 
 
 def one_batch(event: AllocatedEvent) -> Event:
@@ -319,6 +341,8 @@ def _weight(event: Event) -> float:
             return event.bound
         case ZCdpEvent():
             return event.rho
+        case FailureEvent():
+            return event.delta
         case _:
             return math.nan
 

@@ -76,6 +76,7 @@ class _Price:
     added: float
     engine: str
     error: float
+    delta: float = 0.0  # what failures leave of it
 
     @property
     def epsilon(self) -> float:
@@ -113,8 +114,8 @@ def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions:
     price = _priced(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False)
     heard: tuple[Opinion, ...] = ()
     skipped: tuple[str, ...] = ()
-    if opinions and price.terms.is_bounded and not price.terms.is_empty:
-        heard, skipped = _second_opinions(price, delta=delta, adjacency=adjacency)
+    if opinions and price.delta > 0.0:  # 0 where there is nothing to price, or no price
+        heard, skipped = _second_opinions(price, delta=price.delta, adjacency=adjacency)
     return EpsilonBound(_up(price.epsilon), delta, adjacency, price.engine, heard, skipped)
 
 
@@ -153,12 +154,12 @@ def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> 
 
 def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     largest = 0.0
-    for terms in worlds(event, adjacency):
-        if not terms.is_bounded:
+    for world in worlds(event, adjacency):
+        if not world.is_bounded:
             return 1.0
-        if not terms.is_empty:
-            found = _engine.bounds(terms, adjacency, is_coarse=False)
-            largest = max(largest, min(bound.delta(epsilon) for bound in found))
+        terms, _ = world.without_failures(0.0)
+        found = () if terms.is_empty else _engine.bounds(terms, adjacency, is_coarse=False)
+        largest = max(largest, min((bound.delta(epsilon) for bound in found), default=0.0) + world.failure)
     return largest
 
 
@@ -195,6 +196,9 @@ def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bo
 def _price_of(terms: Terms, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> _Price:
     if not terms.is_bounded:
         return _Price(terms, math.inf, math.inf, "not private", 0.0)
+    terms, delta = terms.without_failures(delta)
+    if delta <= 0.0:
+        return _Price(terms, math.inf, math.inf, "failures alone reach delta", 0.0)
     if terms.is_empty:
         return _Price(terms, 0.0, 0.0, "nothing released", 0.0)
     prices = list(_bound_prices(_engine.bounds(terms, adjacency, is_coarse=is_coarse), terms, delta))
@@ -206,7 +210,7 @@ def _price_of(terms: Terms, delta: float, adjacency: Adjacency, *, is_coarse: bo
 def _bound_prices(bounds: tuple[Bound, ...], terms: Terms, delta: float) -> Iterator[_Price]:
     for bound in bounds:
         removed, added = bound.epsilons(delta)
-        yield _Price(terms, removed, added, bound.name, bound.error(delta))
+        yield _Price(terms, removed, added, bound.name, bound.error(delta), delta)
 
 
 def _up(value: float) -> float:

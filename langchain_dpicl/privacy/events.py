@@ -123,6 +123,27 @@ class ZCdpEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureEvent:
+    """Any mechanism that is (0, delta)-DP, such as a threshold that what one unit alone holds passes by chance.
+
+    It tells nothing, but for an event of probability `delta` at most, where it may tell everything.
+
+    Attributes:
+      delta: of the mechanism, in (0, 1).
+
+    Raises:
+      UnknownEventError: delta is no number in (0, 1).
+    """
+
+    delta: float
+    kind: ClassVar[str] = "failure"
+
+    def __post_init__(self) -> None:
+        ok = _positive(self.delta) and self.delta < 1
+        _require(ok, "FailureEvent", "0 < delta < 1", self.delta)
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatedEvent:
     """`event`, `count` times, adaptively.
 
@@ -277,6 +298,7 @@ Event: TypeAlias = (
     | PureEvent
     | BoundedRangeEvent
     | ZCdpEvent
+    | FailureEvent
     | RepeatedEvent
     | ComposedEvent
     | SubsampledEvent
@@ -292,6 +314,7 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     PureEvent,
     BoundedRangeEvent,
     ZCdpEvent,
+    FailureEvent,
     RepeatedEvent,
     ComposedEvent,
     SubsampledEvent,

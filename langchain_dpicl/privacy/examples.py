@@ -7,8 +7,8 @@ records there are. The one way in is the private door `_pool`, which only the cu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, SupportsIndex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -17,65 +17,25 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
-from langchain_dpicl.privacy.units import (
-    Declaration,
-    Unit,
-    Units,
-    make_declaration,
-    read_units,
-    records_of,
-    unit_name,
-)
+from langchain_dpicl.privacy.pools import Opaque, Pool, Sealed, seal
+from langchain_dpicl.privacy.unit_values import forms_of
+from langchain_dpicl.privacy.units import Declaration, make_declaration, read_units, unit_name
+
+__all__ = ["Pool", "PrivateExamples"]
 
 
-class _Opaque:
-    """Refuses every way out that Python offers by default."""
+class _Bond:
+    """What all declarations of the same units share: their ledger, or that they were opened without one."""
 
-    __slots__ = ()
+    __slots__ = ("exposed", "ledger_id", "lock")
 
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        msg = f"{type(self).__name__}: private content cannot be pickled. Build it again where it is needed."
-        raise PrivateAccessError(msg)
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ledger_id: str | None = None
+        self.exposed = False
 
 
-class Pool(_Opaque):
-    """The units of one label, or all of them, as the curator reads them. Counts and content are private.
-
-    Attributes:
-      num_units: units in the pool, removed ones included: they keep their position and hold no record.
-    """
-
-    __slots__ = ("_count", "_read")
-
-    def __init__(self, count: Callable[[], int], read: Callable[[int], Unit]) -> None:
-        self._count = count
-        self._read = read
-
-    @property
-    def num_units(self) -> int:
-        """Number of positions; private."""
-        return self._count()
-
-    def records(self, position: int) -> Unit:
-        """Returns copies of the records of the unit at `position`; empty if it was removed."""
-        if not 0 <= position < self._count():
-            raise PrivateAccessError("Pool: expected a position drawn from this pool; found another.")
-        return self._read(position)
-
-    def __repr__(self) -> str:
-        return "Pool(<private>)"
-
-
-class PrivateExamples(_Opaque):
+class PrivateExamples(Opaque):
     """Private examples, readable only through releases that a ledger paid for.
 
     Formal guarantees:
@@ -116,7 +76,7 @@ class PrivateExamples(_Opaque):
       ('text', 'queue')
     """
 
-    __slots__ = ("_declared", "_exposed", "_identity", "_ledger_id", "_lock", "_open", "_remove")
+    __slots__ = ("_bond", "_declared", "_identity", "_open", "_redeclare", "_remove")
 
     def __init__(
         self,
@@ -137,7 +97,7 @@ class PrivateExamples(_Opaque):
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
-        self._declared: Declaration = make_declaration(
+        declared = self._declared = make_declaration(
             dataset_id=dataset_id,
             public_size=public_size,
             text_key=text_key,
@@ -148,15 +108,11 @@ class PrivateExamples(_Opaque):
             max_chars=max_chars,
             records_per_unit=records_per_unit,
         )
-        units, fault = read_units(source, self._declared)
+        units, fault = read_units(source, declared)
         del source
         if units is None:
             raise RecordError(fault + " Index and value are hidden; check the records where they are made.")
-        self._open, self._remove = _seal(units)
-        self._lock = threading.Lock()
-        self._identity = object()
-        self._ledger_id: str | None = None
-        self._exposed = False
+        self._adopt(declared, seal(units), _Bond())
 
     @classmethod
     def from_documents(cls, documents: Iterable[Any], **declared: Any) -> PrivateExamples:
@@ -176,6 +132,65 @@ class PrivateExamples(_Opaque):
         if source is None:
             raise ConfigurationError(wrong_container)
         return cls(source, **declared)
+
+    def redeclared(
+        self,
+        *,
+        dataset_id: str,
+        public_size: int | Mapping[str, int],
+        label_key: str | None = None,
+        labels: Iterable[str] | None = None,
+        fold_case: bool = True,
+    ) -> PrivateExamples:
+        """Declares the same units again: with another size, or split by labels that were released meanwhile.
+
+        Formal guarantees:
+          - The same units on the same ledger, for ever: what binds, opens or removes one declaration does so for all of
+            them, and what is released through each adds up on the one ledger.
+          - A unit's label is chosen by looking at that unit alone: the most frequent of the declared labels among the
+            values of `label_key` in its records, compared by the public rule of `normalized`, ties going to the label
+            declared first. Its other records are left out; a unit without a declared label is in no label's branch.
+
+        Args:
+          dataset_id: public name of this declaration, another one than before.
+          public_size: as of the constructor.
+          label_key: a declared field that is to hold the label; None: labels stay as they are.
+          labels: every label that splits the units from now on. Public: declared, or released by a discovery.
+          fold_case: whether upper and lower case are made one where labels are compared.
+
+        Raises:
+          ConfigurationError: a public argument is out of range, or examples that have a label are to get another.
+        """
+        old = self._declared
+        if dataset_id == old.dataset_id:
+            raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
+        if label_key is not None and (old.label_key is not None or label_key not in old.fields):
+            known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
+            raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")
+        declared = make_declaration(
+            dataset_id=dataset_id,
+            public_size=public_size,
+            text_key=old.text_key,
+            label_key=old.label_key if label_key is None else label_key,
+            labels=(old.labels or None) if label_key is None and labels is None else labels,
+            unit_key=old.unit_key,
+            fields=old.extra_fields,
+            max_chars=old.max_chars,
+            records_per_unit=old.records_per_unit,
+        )
+        if old.label_key is not None and set(declared.labels) != set(old.labels):
+            raise fail("labels", f"the declared ones, {list(old.labels)}", list(declared.labels))
+        opened = self._open
+        if label_key is not None:
+            opened = self._redeclare(declared, forms_of(declared.labels, fold_case=fold_case), fold_case)
+        made = PrivateExamples.__new__(PrivateExamples)
+        made._adopt(declared, (opened, self._remove, self._redeclare), self._bond)  # noqa: SLF001  its own class
+        return made
+
+    def _adopt(self, declared: Declaration, sealed: Sealed, bond: _Bond) -> None:
+        self._declared = declared
+        self._open, self._remove, self._redeclare = sealed
+        self._bond, self._identity = bond, object()
 
     @property
     def dataset_id(self) -> str:
@@ -285,22 +300,26 @@ class PrivateExamples(_Opaque):
 
     def _attach(self, ledger_id: str) -> None:
         """Binds these examples to one ledger, for ever; the same ledger again changes nothing."""
-        with self._lock:
-            if self._exposed:
+        with self._bond.lock:
+            if self._bond.exposed:
                 msg = f"{self.dataset_id!r} was opened without privacy, so no ledger can protect it. Build it again."
                 raise PrivateAccessError(msg)
-            if self._ledger_id not in {None, ledger_id}:
+            if self._bond.ledger_id not in {None, ledger_id}:
                 msg = (
                     f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}. "
                     "Use the budget it was bound to."
                 )
                 raise PrivacyBudgetMismatchError(msg)
-            self._ledger_id = ledger_id
+            self._bond.ledger_id = ledger_id
+
+    @property
+    def _ledger_id(self) -> str | None:
+        return self._bond.ledger_id
 
     def _pool(self, label: str | None, *, ledger_id: str | None) -> Pool:
         """Opens the pool of one label, or of all units: the private door, for the curator only."""
         self._check_label(label)
-        with self._lock:
+        with self._bond.lock:
             if ledger_id is None:
                 self._expose()
             elif ledger_id != self._ledger_id:
@@ -315,7 +334,7 @@ class PrivateExamples(_Opaque):
         if self._ledger_id is not None:
             msg = f"{self.dataset_id!r} is bound to a ledger and refuses every path without a privacy charge."
             raise PrivateAccessError(msg)
-        self._exposed = True
+        self._bond.exposed = True
 
     def _check_label(self, label: str | None) -> None:
         if label is not None and label not in self._declared.labels:
@@ -324,23 +343,6 @@ class PrivateExamples(_Opaque):
     def __repr__(self) -> str:
         declared = getattr(self, "_declared", None)  # absent while an error of the constructor is shown
         return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
-
-
-def _seal(units: Units) -> tuple[Callable[[str | None], Pool], Callable[[str], None]]:
-    """Closes over the content; only these two functions come out."""
-
-    def open_pool(label: str | None) -> Pool:
-        if label is None:
-            return Pool(lambda: len(units.contents), lambda position: tuple(records_of(units, position)))
-        index = units.by_label[label]
-        return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
-
-    def remove(name: str) -> None:
-        position = units.positions.pop(name, None)
-        if position is not None:
-            units.contents[position] = ()
-
-    return open_pool, remove
 
 
 def _container_fault(records: Any) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from langchain_dpicl.privacy.report_markdown import markdown_of
 from langchain_dpicl.privacy.report_text import text_of
 from langchain_dpicl.privacy.report_words import PACKAGE, own_version, package_versions, words_of
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
+from langchain_dpicl.privacy.shown_counts import count_problems, released_count_problems
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
 from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
@@ -38,10 +40,10 @@ from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 REPORT_FORMAT = 1
 INSTRUCTION_ONLY = "instruction only"
-_SHOWN = (shown_problems, label_problems, training_problems)
+_SHOWN = (shown_problems, label_problems, training_problems, count_problems)
 _LEDGER = {"ledger_id", "name", "durable", "storage"}
-_RELEASES = {"examples", "entries", "arrays"}
-"""Keys of which a saved release has one beside its report: demonstrations, a labelled pool, a soft prompt."""
+_RELEASES = {"examples", "entries", "arrays", "counts"}
+"""Keys of which a saved release has one beside its report: demonstrations, a labelled pool, a soft prompt, counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,8 @@ def verify_report(report: Reported) -> VerifiedReport:
         found = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    problems = (*pool_problems(holder, component), *prompt_problems(holder, data, component))
+    found_by = (pool_problems(holder, component), released_count_problems(holder, component))
+    problems = tuple(itertools.chain(*found_by, prompt_problems(holder, data, component)))
     return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
 
 

@@ -241,6 +241,7 @@ _WORDS: dict[str, Callable[[Json], str]] = {
     "gaussian": lambda event: f"Gaussian noise, multiplier {event['noise_multiplier']:.6g} of the sensitivity",
     "pure": lambda event: f"a release of pure epsilon {event['epsilon']:.6g}",
     "bounded_range": lambda event: f"an exponential mechanism, scores within {event['bound']:.6g} noise scales",
+    "failure": lambda event: f"something that tells nothing but with probability {event['delta']:.6g}",
     "zcdp": lambda event: f"a release of rho {event['rho']:.6g} (zCDP)",
     "repeated": lambda event: f"{event['count']:,} times {_inside(event['event'])}",
     "composed": _composed,

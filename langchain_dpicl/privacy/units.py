@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.unit_values import normalized
 
 Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
@@ -242,6 +243,24 @@ def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
     most = max(counts.values())
     tied = {label for label, count in counts.items() if count == most}
     return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
+
+
+def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
+    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label.
+
+    Args:
+      unit: its records.
+      declared: with a label key.
+      forms: each declared label by its form; see `unit_values.normalized`.
+      fold_case: as for the forms.
+    """
+    key = declared.label_key or ""
+    found = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
+    labels = [label for label in found if label is not None]
+    if not labels:
+        return (), ""
+    label = unit_label(labels, declared.labels)
+    return tuple({**record, key: label} for record, own in zip(unit, found, strict=True) if own == label), label
 
 
 def records_of(units: Units, position: int) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
+from langchain_core.stores import InMemoryByteStore
 
 from langchain_dpicl.backends.answer_rows import AnswerRows
 from langchain_dpicl.backends.decisions import DecisionsBackend
@@ -22,14 +23,17 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.stores import StoreMemo
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.voting import DPVotingRunnable
-from tests.leaks.models import RECORDS, LeakyEmbeddings
+from tests.canary import RECORD
+from tests.leaks.models import CALLS, RECORDS, LeakyEmbeddings
 from tests.leaks.scene import ENTRIES, Scene
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -236,9 +240,10 @@ def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
 
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
-    given = {"labels": CHOICES, **QUERIES, **_paid(scene), **options}
+    kept = InMemoryByteStore()
+    given = {"labels": CHOICES, "memo": StoreMemo(kept), **QUERIES, **_paid(scene), **options}
     found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
-    scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend]
+    scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
     return _answering(scene, found)
 
 
@@ -310,6 +315,45 @@ def labels(scene: Scene) -> Runnable[Any, Any]:
     return RunnableLambda(label, alabel)
 
 
+class CountedEmbeddings(LeakyEmbeddings):
+    """Say that they were called with a private text: of this room nobody else is."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        CALLS.extend("private" for text in texts if RECORD in text)
+        return super().embed_documents(texts)
+
+
+def private_evolution(scene: Scene) -> Runnable[Any, Any]:
+    """`PrivateEvolution`, streaming: the model is called in the open, and only the embeddings hear of the records."""
+
+    def made() -> PrivateEvolution:
+        embeddings = SilentEmbeddings(CountedEmbeddings(), max_concurrency=2, retry=ONCE)
+        shape = {"rounds": 2, "num_survivors": 2, "num_variations": 1, "shots_per_label": 1}
+        found = PrivateEvolution.from_private_examples(
+            _few(scene),
+            llm=scene.model("text"),
+            embeddings=embeddings,
+            candidates=["one ?", "two ?"],
+            epsilon=40.0,
+            noise_multiplier=2.0,
+            **shape,
+            **_paid(scene),
+        )
+        scene.objects += [found, found._nearest, found._populations, found._writer, found.plan, embeddings]
+        return found
+
+    def write(inputs: Iterator[Any]) -> Iterator[Any]:
+        for _ in inputs:
+            yield from made().stream(progress=False)
+
+    async def awrite(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in inputs:
+            async for demonstration in made().astream(progress=False):
+                yield demonstration
+
+    return RunnableGenerator(write, awrite)
+
+
 def _labelling(scene: Scene) -> dict[str, Any]:
     options: dict[str, Any] = {name: value for name, value in QUERIES.items() if name != "with_receipt"}
     options |= {"teachers": "fresh" if scene.is_async else "one_sample", "mechanism": "gaussian"}
@@ -379,4 +423,5 @@ ROOMS = (
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
     Room("free form by keywords", TWO_WAYS, free_form_by_keywords, needs="text"),
     Room("labels", ONE_INPUT_EACH, labels),
+    Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )

@@ -54,7 +54,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         voter = voter_of((), max_queries=200, rows="units")
         return parts.freshness(lambda: voter.invoke(QUERY) == "yes")
 
-    monkeypatch.setattr(suite, "_checks", lambda subject, *, controls: iter([check]))
+    monkeypatch.setattr(suite, "_checks", lambda subject, *, controls: iter([suite.Check("one", check)]))
 
 
 def test_a_handler_of_the_callers_context_sees_no_run_of_an_audit(watcher: Counting, quick: None) -> None:
@@ -113,9 +113,9 @@ def test_every_step_that_makes_a_check_is_away_from_the_callers_context(
 
     def checks(subject: Subject, *, controls: bool) -> Iterator[Any]:
         seen.append(WATCHER.get())
-        yield lambda: AuditResult(check="one", verdict="sound")
+        yield suite.Check("one", lambda: AuditResult(check="one", verdict="sound"))
         seen.append(WATCHER.get())
-        yield lambda: AuditResult(check=str(WATCHER.get()), verdict="sound")
+        yield suite.Check("two", lambda: AuditResult(check=str(WATCHER.get()), verdict="sound"))
 
     monkeypatch.setattr(suite, "_checks", checks)
     report = audit(voter_of((), max_queries=3))

@@ -31,10 +31,12 @@ from langchain_dpicl.audit import (
 )
 from langchain_dpicl.audit.answering import VotingGame
 from langchain_dpicl.audit.components import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
+from langchain_dpicl.audit.evolving import evolution_of
 from langchain_dpicl.audit.games import power_of
 from langchain_dpicl.audit.readers import ReadGradients
 from langchain_dpicl.audit.results import HALF
 from langchain_dpicl.cli import main
+from langchain_dpicl.evolution_planning import plan_evolution
 from langchain_dpicl.labelling_planning import plan_labelling
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
@@ -62,6 +64,7 @@ PLANS = {
     "logits": plan_generation(
         {None: 500}, mechanism=TokenRule("clip_and_blend", temperature=0.7), candidates=50, **TERMS
     ),
+    "evolution": plan_evolution({"a": 500, "b": 700}, rounds=3, **TERMS),
     "dpsgd": plan_training(1000, expected_batch_size=50, l2_clip_norm=0.1, width=12, steps=5, **TERMS),
 }
 
@@ -89,6 +92,7 @@ COMPONENTS = {
     "DPFreeFormRunnable": lambda: helper_of((), max_queries=3),
     "PromptPATELabeler": lambda: labeler_of((), 3),
     "DemonstrationSynthesizer": lambda: synthesizer_of((), 3),
+    "PrivateEvolution": lambda: evolution_of((), 3),
     "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2)),
 }
 
@@ -109,6 +113,7 @@ COMPONENTS_OTHER = {
     "DPFreeFormRunnable": lambda: helper_of((), max_queries=3, noise_multiplier=0.4),
     "PromptPATELabeler": lambda: labeler_of((), 3, noise_multiplier=0.4),
     "DemonstrationSynthesizer": lambda: synthesizer_of((), 4),
+    "PrivateEvolution": lambda: evolution_of((), 4),
     "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2), noise_multiplier=0.4),
 }
 

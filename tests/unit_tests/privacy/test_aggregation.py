@@ -174,6 +174,7 @@ def test_the_registry_names_each_aggregation_once():
         "clipped_difference_mean",
         "unit_vector_sum",
         "keyword_sum",
+        "vote_vector_sum",
         "clipped_gradient_sum",
     ]
 

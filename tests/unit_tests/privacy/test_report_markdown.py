@@ -172,6 +172,7 @@ EVENTS = [
     events.SampledBallEvent(1.5, 0.02),
     events.AllocatedEvent(GaussianEvent(2.0), 2000, 0.5),
     events.ParallelEvent("d", (("a", PureEvent(0.5)),)),
+    events.FailureEvent(2e-7),
 ]
 
 
@@ -184,6 +185,7 @@ def test_every_event_has_words_with_its_parameters() -> None:
     for text, numbers in zip(texts, ((), (), "2", "0.5", ("0.25",), ("0.1",)), strict=False):
         assert all(number in text for number in numbers)
     assert "2,000 batches (rate 0.5)" in texts[9]
+    assert texts[11] == "something that tells nothing but with probability 2e-07"
     assert event_words({"kind": "new"}) == "an event of kind `new`"
 
 

@@ -1,0 +1,148 @@
+"""What `dpicl discover` does: counts units, labels or values of a file of records, with noise. Prints nothing itself.
+
+Never shows a record: what it says is the plan, which is public, and what was released.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl._cli_inputs import check_out, read_records
+from langchain_dpicl.privacy._validate import check_delta
+
+if TYPE_CHECKING:
+    from langchain_dpicl.discovery_planning import DiscoveryPlan
+    from langchain_dpicl.released_counts import ReleasedCounts
+
+_NOTES = """\
+Without --by it counts units. With --by FIELD it finds the values of a field that enough units hold; with --value, once
+per value, it counts those. No model is asked. What is printed and saved is released under the budget.
+
+Every run starts a new budget, kept in memory. Two runs on the same records, or one and `dpicl generate`, spend twice,
+and their epsilons add up; use a Python program with one shared budget where that must be counted.
+"""
+
+
+def add_discover(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser(
+        "discover",
+        help="how many units there are, of which labels or other values, known or not",
+        description="Counts units, labels or values under differential privacy, and finds unknown ones.",
+        epilog=_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    command.add_argument("--out", type=Path, help="JSON file for counts and report (without it: --dry-run)")
+    command.add_argument("--by", metavar="FIELD", help="field whose values are counted; without it units are")
+    command.add_argument("--value", action="append", help="a value that may occur, once per value; none: find them")
+    command.add_argument("--epsilon", type=float, required=True, help="of the one release")
+    command.add_argument("--delta", type=float, required=True, help="most of it is for the threshold of unknown values")
+    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    command.add_argument("--unit-key", help="field that names the person a record belongs to")
+    command.add_argument("--records-per-unit", type=int, default=1, help="records looked at of each unit (default 1)")
+    command.add_argument("--max-values", type=int, default=1, help="values that a unit may stand for (default 1)")
+    command.add_argument("--keep-case", action="store_true", help="upper and lower case make different values")
+    command.add_argument("--text-key", default="text", help="field that every record has, without --by (default: text)")
+    command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
+    command.add_argument(
+        "--public-size", type=int, help="a guess of the number of units, which delta is held against (default: none)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="show noise and threshold; read and spend nothing")
+    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
+    command.set_defaults(run=run)
+
+
+def discovered(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
+    """Plans, counts unless it is a dry run, and says what was released.
+
+    Args:
+      arguments: of the command.
+      say: prints a text.
+
+    Returns:
+      0.
+    """
+    from langchain_dpicl.discovery_planning import plan_discovery
+
+    counted = {
+        "values": arguments.value,
+        "max_values": arguments.max_values,
+        "fold_case": not arguments.keep_case,
+    }
+    plan = plan_discovery(
+        arguments.by,
+        **counted,
+        epsilon=arguments.epsilon,
+        delta=arguments.delta,
+        adjacency=arguments.adjacency,
+        partition=arguments.dataset_id,
+    )
+    if arguments.dry_run or arguments.out is None:
+        say(_plan_text(plan))
+        return 0
+    check_out(arguments.out, arguments.file)
+    found, budget = _released(arguments, counted)
+    try:
+        found.save(arguments.out)
+    except OSError:
+        say(found.to_json())  # it is paid for
+        raise
+    if not arguments.quiet:
+        say("\n".join((_plan_text(plan), "", *_counts_text(found), "", str(budget.report()))))
+    return 0
+
+
+def _released(arguments: argparse.Namespace, counted: dict[str, Any]) -> tuple[ReleasedCounts, Any]:
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+    from langchain_dpicl.privacy.examples import PrivateExamples
+
+    # Counts rest on no declared size: without a guess it is the largest that goes with delta.
+    guess = max(1, int(0.1 / check_delta(arguments.delta) * (1 - 1e-9)))
+    private = PrivateExamples(
+        read_records(arguments.file),
+        public_size=guess if arguments.public_size is None else arguments.public_size,
+        text_key=arguments.by or arguments.text_key,
+        unit_key=arguments.unit_key,
+        dataset_id=arguments.dataset_id,
+        records_per_unit=arguments.records_per_unit,
+    )
+    budget = PrivacyBudgetCallbackHandler(
+        epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency
+    )
+    paid: dict[str, Any] = {"budget": budget, "epsilon": arguments.epsilon, "delta": arguments.delta}
+    if arguments.by is not None and arguments.value is None:
+        del counted["values"]
+        return ValueDiscovery.from_private_examples(private, arguments.by, **counted, **paid).run(), budget
+    return UnitCounter.from_private_examples(private, field=arguments.by, **counted, **paid).run(), budget
+
+
+def _plan_text(plan: DiscoveryPlan) -> str:
+    what = "units" if plan.release.rule.name is None else f"values of {plan.release.rule.name!r}"
+    lines = [
+        f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.release.adjacency}, counts of {what}",
+        f"noise    discrete Laplace, scale {float(plan.release.scale):.3f}, deviation {plan.deviation:.2f} units",
+    ]
+    if plan.threshold is not None:
+        lines.append(
+            f"found    from a noisy count of {plan.threshold} on: a value of {plan.found_from(0.95)} units with a "
+            f"chance of 95 %, one of a single unit with at most {plan.threshold_delta:.2g}"
+        )
+    return "\n".join(lines)
+
+
+def _counts_text(found: ReleasedCounts) -> list[str]:
+    if not found.counts:
+        return ["nothing reached the threshold"]
+    sizes = found.public_size()
+    lower = dict.fromkeys(found.counts, sizes) if isinstance(sizes, int) else sizes
+    width = max(len(value) for value in found.counts)
+    head = f"{'value':<{max(width, 5)}}  noisy count  at least (95 % each)"
+    return [
+        head,
+        *(f"{value:<{max(width, 5)}}  {count:>11,}  {lower[value]:>8,}" for value, count in found.counts.items()),
+    ]

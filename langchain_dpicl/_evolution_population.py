@@ -1,0 +1,114 @@
+"""The candidates of one label from round to round: all of it public or released. Knows no record and no embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_choice, check_real
+from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+
+Selection: TypeAlias = Literal["rank", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """Which candidates go on after a round; post-processing of the noisy votes, and free.
+
+    Attributes:
+      count: how many go on, at most.
+      least: how many go on whatever the threshold says: the best.
+      selection: "rank" (those with most votes) or "sample" (drawn without repetition, in proportion to their votes).
+      threshold: noisy votes below which a candidate goes no further; None: there is none.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+    """
+
+    count: int
+    least: int
+    selection: Selection = "rank"
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("selection", self.selection, ("rank", "sample"))
+        if self.threshold is not None:
+            check_real("threshold", self.threshold, low=0.0)
+
+    def of(self, votes: NDArray[np.float64]) -> list[int]:
+        """Returns the places of the survivors, those with most noisy votes first.
+
+        >>> (
+        ...     Survival(count=2, least=1).of(np.array([0.5, 3.0, 2.0])),
+        ...     Survival(2, 1, threshold=2.5).of(np.array([0.5, 3.0])),
+        ... )
+        ([1, 2], [1])
+        """
+        ranked: list[int] = np.argsort(-votes, kind="stable").tolist()
+        bar = -np.inf if self.threshold is None else self.threshold
+        may = [place for place in ranked if votes[place] >= bar]
+        if self.selection == "sample":
+            may = self._drawn(votes, may)
+        kept = may[: self.count]
+        kept += [place for place in ranked[: self.least] if place not in kept][: max(0, self.least - len(kept))]
+        return sorted(kept, key=ranked.index)
+
+    def _drawn(self, votes: NDArray[np.float64], may: list[int]) -> list[int]:
+        """Returns places in the order of a draw without repetition: the largest of log weight plus Gumbel noise."""
+        weights = votes[may] if may else np.zeros(0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = np.where(weights > 0, np.log(weights), -np.inf) + SYSTEM_RANDOM.gumbel(len(may))
+        return [may[place] for place in np.argsort(-scores, kind="stable") if np.isfinite(scores[place])]
+
+
+@dataclass(slots=True, repr=False)
+class Population:
+    """What is known of one label's candidates, and the tickets that are left for it.
+
+    Attributes:
+      label: the declared label, or None.
+      owed: rounds still to be reserved.
+      reservation: rounds that are reserved.
+      texts: candidates of the round to come; empty: still to be written.
+      survivors: of the last round, best first.
+      votes: noisy votes of the survivors.
+      history: noisy votes by candidate, of every round that was released.
+      done: whether no round is left.
+      busy: whether somebody is at it.
+    """
+
+    label: str | None
+    owed: int
+    reservation: Reservation | None = None
+    texts: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    votes: tuple[float, ...] = ()
+    history: list[dict[str, float]] = field(default_factory=list)
+    done: bool = False
+    busy: bool = field(default=False)
+
+    @property
+    def rounds(self) -> int:
+        """Histograms that were released."""
+        return len(self.history)
+
+    @property
+    def left(self) -> int:
+        """Rounds that are paid for and have not begun."""
+        return self.owed + (self.reservation.unburnt if self.reservation is not None else 0)
+
+    def take(self, released: Release, survival: Survival) -> None:
+        """Notes what a round released, and who survives; the next candidates are still to be written."""
+        if released.values is None or len(released.values) != len(self.texts):
+            raise ConfigurationError("round: expected one noisy number for each candidate, found something else.")
+        places = survival.of(released.values)
+        self.survivors = tuple(self.texts[place] for place in places)
+        self.votes = tuple(float(released.values[place]) for place in places)
+        self.history.append(dict(zip(self.texts, released.values.tolist(), strict=True)))
+        self.texts = ()

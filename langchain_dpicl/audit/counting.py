@@ -1,0 +1,289 @@
+"""Checks of counts of values: what a unit adds, the noise, the threshold, and games against the components themselves.
+
+The threshold of a user is passed by one unit so rarely that nobody could wait for it. So it is computed again, by a
+second source, and its law is played at a delta at which it can be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from scipy import stats
+
+from langchain_dpicl.audit.bounds import ALARM, POWER, lowest
+from langchain_dpicl.audit.games import Game
+from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.value_counts import CountPlan
+
+Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
+
+# What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
+_EPSILON = 1e12
+MINE, OTHER = "mine", "other"
+FIELD = "value"
+_NOISE = 0.5
+_RUNS = {"add_remove": 320, "replace_one": 540}
+_SEEN = {"noise_multiplier": 1.0, "delta": 0.1}
+"""Noise and delta at which a discovery finds the value of one unit every tenth time."""
+
+
+def _private(values: tuple[str, ...]) -> PrivateExamples:
+    records = [{"text": "made up", FIELD: value} for value in values]
+    return PrivateExamples(records, fields=(FIELD,), public_size=1)
+
+
+def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
+    return Budget(epsilon=_EPSILON, delta=delta, adjacency=adjacency)
+
+
+def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
+    """Builds a count of two declared values over units that each hold one, on a budget of its own.
+
+    Args:
+      values: of each unit.
+      **options: of `from_private_examples`, and `adjacency`.
+    """
+    given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, **options}
+    return UnitCounter.from_private_examples(
+        _private(values),
+        field=FIELD,
+        values=(MINE, OTHER),
+        budget=_budget(given.pop("adjacency")),
+        epsilon=_EPSILON / 2,
+        **given,
+    )
+
+
+def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
+    """Builds a discovery over units that each hold one value, on a budget of its own.
+
+    Args:
+      values: of each unit.
+      **options: of `from_private_examples`, and `adjacency`.
+    """
+    given = {"adjacency": "add_remove", **_SEEN, **options}
+    return ValueDiscovery.from_private_examples(
+        _private(values), FIELD, budget=_budget(given.pop("adjacency")), epsilon=_EPSILON / 2, **given
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountGame(Game):
+    """A game against `UnitCounter.run`: a fresh component for every trial, since it releases once."""
+
+    def outcomes(self) -> tuple[str, ...]:
+        """Returns the first of two outcomes, which says all."""
+        return (MINE,)
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns whether the counts speak for the target; of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
+
+    def sides(self) -> tuple[_Side, _Side]:
+        """Prepares both data sets."""
+        return _Side(self, self.units), _Side(self, self.neighbour)
+
+    def event(self, side: _Side) -> Event:
+        """Returns the event of the ticket of one release."""
+        return counter_of(side.units, **self.options).plan.tickets()[0].event
+
+
+class _Side:
+    """One data set and what was released of it so far."""
+
+    def __init__(self, game: CountGame, units: tuple[str, ...]) -> None:
+        self.game, self.units = game, units
+        self.counts: Counter[str] = Counter()
+        self._left: set[int] = set()
+
+    def play(self, runs: int) -> None:
+        """Builds so many components and runs each of them."""
+        for _ in range(runs):
+            made = counter_of(self.units, **self.game.options)
+            self.counts[self.game.outcome(made.run().counts)] += 1
+            self._left.add(made.share.remaining("counts"))
+
+    @property
+    def played(self) -> int:
+        """Trials so far."""
+        return self.counts.total()
+
+    def faults(self) -> Iterator[str]:
+        """Yields a fault if a release has not used its ticket."""
+        if self._left - {0}:
+            yield "tickets: a count was released and its ticket is left"
+
+
+def count_games(*, adjacency: str) -> Iterator[CountGame]:
+    """Yields the worst case of declared counts: one value that comes, or turns into another.
+
+    Args:
+      adjacency: neighbouring relation.
+    """
+    moved = 2 if adjacency == "replace_one" else 1
+
+    def law(factor: float) -> tuple[float, float]:
+        decay = math.exp(-factor / (_NOISE * moved))
+        stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
+        return stays**moved, joins**moved
+
+    yield CountGame(
+        name=f"one count: discrete_laplace, {adjacency}",
+        units=(MINE,),
+        neighbour=(OTHER,) if moved == 2 else (),
+        runs=_RUNS[adjacency],
+        options={"adjacency": adjacency, "noise_multiplier": _NOISE},
+        law=law,
+    )
+
+
+def count_checks(release: CountPlan) -> Iterator[Named]:
+    """Yields the checks of one plan of counts, games excepted.
+
+    Args:
+      release: the plan.
+    """
+    yield "values: one unit adds no more than charged", lambda: contribution(release)
+    yield "noise: scale, at your own size", lambda: noise(release)
+    if release.mechanism.threshold is not None:
+        yield "threshold: its chance is charged", lambda: threshold(release)
+        yield "threshold: one unit alone", lambda: alone(release.adjacency)
+
+
+def contribution(release: CountPlan) -> AuditResult:
+    """Checks that no unit, however many records and values it has, moves the counts by more than is charged."""
+    rule, most = release.rule, release.l1_sensitivity
+    name = rule.name or "text"
+    declared = rule.declared or tuple(f"value {place}" for place in range(12))
+    units: list[tuple[dict[str, str], ...]] = [
+        (),
+        *(tuple({name: value} for value in declared[:size]) for size in range(1, len(declared) + 1)),
+        tuple({name: declared[0]} for _ in range(50)),
+        tuple({name: text} for text in ("", "\x00", "a" * 500, declared[0].upper(), f" {declared[0]}\t", "NaN")),
+    ]
+    found, tried = set[str](), 0
+    counts = [Counter(rule.of(unit)) for unit in units]
+    for one in counts:
+        for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
+            moves = [abs(one[value] - other[value]) for value in {*one, *other}]
+            tried += 1
+            if sum(moves) > most or max(moves, default=0) > 1:
+                found.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
+    told = _result("values: one unit adds no more than charged", sorted(found), runs=tried, blind=("units not tried",))
+    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
+
+
+def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
+    """Checks the tails of the plan's own noise, whether one count tells of the next, and that one unit gets noise too.
+
+    Binomial tests, exact; against scipy's discrete Laplace law, a second source.
+    """
+    scale = float(release.scale)
+    law, far = stats.dlaplace(1.0 / scale), max(1, math.ceil(scale))
+    chance, halved = float(law.sf(far - 1)), float(stats.dlaplace(2.0 / scale).sf(far - 1))
+    names = [f"value {place}" for place in range(20)]
+    counts = {name: 1 if place % 2 else 10**6 for place, name in enumerate(names)}
+    drawn = []
+    for _ in range(draws // len(names)):
+        made = release.mechanism.release(
+            counts, declared=names, l1_sensitivity=release.l1_sensitivity, rng=SYSTEM_RANDOM
+        )
+        drawn.append([count - counts[name] for name, count in made])
+    noises = np.array(drawn)
+    tests = {
+        "counts of many, above": (noises[:, ::2].ravel() >= far, chance),
+        "counts of many, below": (noises[:, ::2].ravel() <= -far, chance),
+        "counts of one unit, above": (noises[:, 1::2].ravel() >= far, chance),
+        "counts of one unit, below": (noises[:, 1::2].ravel() <= -far, chance),
+        "two releases running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
+    }
+    found = [
+        f"{what}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
+        for what, (coins, share) in tests.items()
+        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
+    ]
+    size = noises.size // 2
+    fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), size, chance))
+    power = float(stats.binom.cdf(fewest - 1, size, halved))
+    blind = ("noise of which a small share is missing",)
+    return _result("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
+
+
+def threshold(release: CountPlan) -> AuditResult:
+    """Checks that the ticket charges at least the chance that values of one unit pass, by scipy's law."""
+    mechanism = release.mechanism
+    event = release.tickets()[0].event
+    parts = event.events if isinstance(event, ComposedEvent) else (event,)
+    charged = math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+    rate = 1.0 / float(release.scale)
+    least = (mechanism.threshold or 1) - 1
+    passes = float(stats.dlaplace(rate).pmf(least)) / -math.expm1(-rate)
+    cost = -math.expm1(release.rule.max_values * math.log1p(-min(passes, 1.0 - 1e-12)))
+    found = []
+    if charged < cost * (1.0 - 1e-9):
+        found.append(f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}")
+    told = (f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}",)
+    result = _result("threshold: its chance is charged", found, runs=1, blind=("what really runs: see the next check",))
+    return dataclasses.replace(result, confidence=1.0, details=tuple(found) or told)
+
+
+def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
+    """Plays discoveries over one unit, at a delta that can be seen: its value is found no more often than charged.
+
+    Beside it stand others whose value is common, in every second trial: a threshold that looks at them would move.
+    """
+    found, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
+    for run in range(runs):
+        made = finder_of((MINE, *(crowd if run % 2 else ())), adjacency=adjacency)
+        event = made.plan.tickets()[0].event
+        parts = event.events if isinstance(event, ComposedEvent) else (event,)
+        charged = math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+        try:
+            passed += MINE in made.run().counts
+        except ConfigurationError:  # counts that a plan cannot release are none of it
+            found.append("what was released is below the threshold of its own plan")
+            passed += 1
+    least = lowest(passed, runs, ALARM)
+    if least > charged:
+        found.append(f"the value of one unit is found with a chance above {least:.3g}, charged is {charged:.3g}")
+    twice = min(1.0, 2.5 * charged)
+    fewest = next((hits for hits in range(runs + 1) if lowest(hits, runs, ALARM) > charged), runs + 1)
+    power = float(stats.binom.sf(fewest - 1, runs, twice))
+    return _result(
+        "threshold: one unit alone",
+        list(dict.fromkeys(found)),
+        runs=runs,
+        power=power,
+        power_for="two and a half times the chance to be found",
+        blind=("thresholds of another delta than this game's",),
+    )
+
+
+def _result(
+    check: str,
+    found: list[str],
+    *,
+    runs: int,
+    blind: tuple[str, ...],
+    power: float | None = None,
+    power_for: str = "half of the noise",
+) -> AuditResult:
+    weak = power is not None and power < POWER and not found
+    verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
+    told = (f"{power_for} would be seen with a chance of {power:.2f} only",) if weak else tuple(found[:4])
+    return AuditResult(
+        check=check, verdict=verdict, runs=runs, power=power, power_for=power_for, details=told, blind_to=blind
+    )

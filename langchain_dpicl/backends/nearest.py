@@ -1,0 +1,242 @@
+"""Votes of private texts for the nearest of public candidates, in an embedding space. Knows no noise and no ledger.
+
+Private texts reach the embeddings, in silence, and nobody else; no model that writes is known here. What comes out are
+rows of votes: which candidates the texts of one unit are nearest to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.calls import whole
+from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.silent import Hidden
+from langchain_dpicl.backends.walk import Ask
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+
+Texts: TypeAlias = tuple[str, ...]
+Votes: TypeAlias = NDArray[np.float32]
+
+_WHOLE = 2.0**20
+"""Length of a direction in whole numbers: products of two add up below 2^53, exactly, in any order."""
+_BLOCK = 2048
+"""Texts that are compared with the candidates at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Public texts to vote for, and where they lie.
+
+    Attributes:
+      texts: the candidates.
+      directions: float64[candidates, dimension] of whole numbers; see `direction_of`.
+    """
+
+    texts: Texts
+    directions: Rows
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+class NearestRows:
+    """Turns units of private texts into rows of votes for the nearest candidates.
+
+    Formal guarantees:
+      - Row i is computed from the texts of unit i, the candidates and public settings alone, to the last bit:
+        directions are whole numbers, and their products add exactly, whatever else is in the batch.
+      - A text is embedded when it is first asked about, and not before; its direction is kept, in memory and in a box,
+        until `forget`, or until no unit has it any more.
+      - A text that is blank, or whose embedding fails or is zeros, votes for nothing. The content of a text raises
+        nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+      neighbours: candidates that one text votes for, the nearest ones.
+
+    Raises:
+      ConfigurationError: a number out of range, or no embeddings.
+      CapabilityError: see `SilentEmbeddings`.
+      UnsilencableModelError: see `SilentEmbeddings`.
+      ModelCallError: the embeddings could not be reached.
+
+    >>> from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
+    >>> source = NearestRows(LocalEmbeddings())
+    >>> candidates = source.ask_public(["a red car", "a blue boat"]).run()
+    >>> source.ask([("the boat is blue",), None], candidates).run().take().tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, neighbours: int = 1) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self.neighbours = whole("neighbours", neighbours)
+        self._held: Hidden[dict[str, NDArray[np.float32]]] = Hidden({})
+
+    def ask_public(self, texts: Sequence[str]) -> Ask:
+        """Returns the ask for PUBLIC candidates; its answer is `Candidates`, and raises where a call fails."""
+        return _AskCandidates(self.embeddings, tuple(texts))
+
+    def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Ask:
+        """Returns the ask for the rows of these private units; its answer is `Boxed` float32[units, candidates]."""
+        return _AskVotes(self, tuple(None if unit is None else Hidden(unit) for unit in units), candidates)
+
+    def forget(self) -> None:
+        """Drops the directions of all private texts."""
+        self._held = Hidden({})
+
+    def rows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
+        """Returns the votes; the private frame, to be called below `guarded`."""
+        texts = _distinct(units)
+        new = self._new(texts)
+        self._keep(texts, new, self.embeddings.rows(new) if new else np.zeros((0, 0)))
+        return self._votes(units, candidates)
+
+    async def arows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
+        """Is `rows`, awaitable."""
+        texts = _distinct(units)
+        new = self._new(texts)
+        self._keep(texts, new, await self.embeddings.arows(new) if new else np.zeros((0, 0)))
+        return self._votes(units, candidates)
+
+    def _new(self, texts: Sequence[str]) -> list[Hidden[str]]:
+        held = self._held.reveal()
+        return [Hidden(text) for text in texts if text not in held]
+
+    def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
+        """Notes new directions, and forgets those of texts that no unit has any more, as of one that was removed."""
+        found = {box.reveal(): direction_of(row) for box, row in zip(new, vectors, strict=True)}
+        known = {**self._held.reveal(), **{text: row.astype(np.float32) for text, row in found.items() if row.any()}}
+        self._held = Hidden({text: known[text] for text in texts if text in known})
+
+    def _votes(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
+        """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
+        held = self._held.reveal()
+        owners = [
+            (place, held[text])
+            for place, unit in enumerate(units)
+            if unit is not None
+            for text in unit.reveal()
+            if text in held
+        ]
+        votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
+        for first in range(0, len(owners), _BLOCK):
+            block = owners[first : first + _BLOCK]
+            near = nearest(np.array([row for _, row in block], dtype=np.float64), candidates, self.neighbours)
+            np.add.at(votes, (np.array([place for place, _ in block])[:, None], near), 1.0)
+        return votes
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError(
+            "NearestRows hold private directions: they cannot be copied, pickled or sent elsewhere."
+        )
+
+    def __repr__(self) -> str:
+        return f"NearestRows({self.embeddings.name!r}, neighbours={self.neighbours})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskCandidates:
+    """Asks for the directions of PUBLIC texts."""
+
+    embeddings: SilentEmbeddings
+    texts: Texts
+
+    def run(self) -> Candidates:
+        """Answers, blocking."""
+        return self._read(self.embeddings.public(self.texts))
+
+    async def arun(self) -> Candidates:
+        """Answers, awaiting."""
+        return self._read(await self.embeddings.apublic(self.texts))
+
+    def _read(self, vectors: Rows) -> Candidates:
+        directions = np.array([direction_of(row) for row in vectors]).reshape(len(self.texts), -1)
+        return Candidates(self.texts, directions)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskVotes:
+    """Asks for the votes of one release; everything private happens below `guarded`, so a stop finds boxes only."""
+
+    source: NearestRows
+    units: tuple[Hidden[Texts] | None, ...]
+    candidates: Candidates
+
+    def run(self) -> Boxed:
+        """Answers, blocking."""
+        found = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
+        if found is None:  # then unit by unit, so that a fault stays in its own row
+            found = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        return found
+
+    async def arun(self) -> Boxed:
+        """Answers, awaiting."""
+
+        async def boxed() -> Boxed:
+            return Boxed(await self.source.arows(self.units, self.candidates))
+
+        found = await aguarded(boxed)
+        if found is None:
+            found = self._stacked([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        return found
+
+    def _one(self, unit: Hidden[Texts] | None) -> Boxed:
+        return Boxed(self.source.rows((unit,), self.candidates))
+
+    async def _aone(self, unit: Hidden[Texts] | None) -> Boxed:
+        return Boxed(await self.source.arows((unit,), self.candidates))
+
+    def _stacked(self, found: Sequence[Boxed | None]) -> Boxed:
+        """Puts rows of single units, boxed each, under each other; a row that failed is zeros."""
+        rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
+        for place, box in enumerate(found):
+            if box is not None:
+                rows[place] = box.take()[0]
+        return Boxed(rows)
+
+
+def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns float64[d]: the vector at length 2^20, in whole numbers; zeros where it has no direction.
+
+    A function of its one argument, and finite for all floats: the vector is divided by its largest number first.
+
+    >>> direction_of(np.array([3e300, 4e300])).tolist()
+    [629146.0, 838861.0]
+    """
+    finite = np.asarray(vector, dtype=np.float64)
+    peak = float(np.abs(finite).max(initial=0.0))
+    if not (np.isfinite(finite).all() and peak > 0):
+        return np.zeros(finite.shape)
+    scaled = finite / peak
+    whole_numbers: NDArray[np.float64] = np.rint(scaled / np.sqrt(np.square(scaled).sum()) * _WHOLE) + 0.0
+    return whole_numbers
+
+
+def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.intp]:
+    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; the first of equals.
+
+    Args:
+      directions: float64[texts, dimension] of whole numbers.
+      candidates: at least one.
+      count: how many; all of them, where there are fewer.
+    """
+    near: Rows = directions @ candidates.directions.T  # [texts, candidates], exact
+    if count == 1:
+        return np.asarray(near.argmax(axis=1))[:, None]
+    order: NDArray[np.intp] = np.argsort(-near, axis=1, kind="stable")[:, :count]
+    return order
+
+
+def _distinct(units: Sequence[Hidden[Texts] | None]) -> list[str]:
+    """Returns every text that may vote, once."""
+    return list(dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip()))

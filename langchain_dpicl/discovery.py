@@ -1,0 +1,307 @@
+"""Counts of labels and other values under differential privacy, and discovery of those that nobody declared.
+
+No model is asked: one ticket, one pass over the units, noise. Knows plans and shares; counts and noise are the
+curator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import release_counts
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.discovery_planning import DiscoveryPlan, plan_discovery
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE, Count
+from langchain_dpicl.released_counts import ReleasedCounts
+from langchain_dpicl.run_events import RunEvents, tells_refusals
+
+
+class _Counting(Uncopyable):
+    """One release of counts, paid for by one ticket; kept, and so free to ask for again."""
+
+    _PREFIX: ClassVar[str]
+
+    def __init__(self, private: PrivateExamples, *, plan: DiscoveryPlan, share: Share, budget: Budget) -> None:
+        self._private = private
+        self.plan = plan
+        self.share = share
+        self.budget = budget
+        self._lock = threading.Lock()
+        self._counts: tuple[Count, ...] | None = None
+
+    @classmethod
+    def _made(
+        cls,
+        private: PrivateExamples,
+        *,
+        budget: Any,
+        config: Any,
+        epsilon: float | None,
+        delta: float | None,
+        component: str | None,
+        counted: Mapping[str, Any],
+    ) -> Self:
+        """Plans the noise, declares the share, and has spent nothing yet."""
+        spender = resolve_budget(budget, config)
+        plan = plan_discovery(
+            **counted,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            partition=private.dataset_id,
+        )
+        name = spender.fresh_name(cls._PREFIX) if component is None else component
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=plan.to_dict())
+        return cls(private, plan=plan, share=share, budget=spender)
+
+    def run(self) -> ReleasedCounts:
+        """Counts and releases, once; asked again it returns what was released, free.
+
+        Formal guarantees:
+          - The ticket is reserved, durably, and burnt before a record is read; it stays spent whatever happens then.
+
+        Raises:
+          PrivacyBudgetError: the share does not fit, or another process has used its ticket.
+          LedgerError: the ledger cannot be read or written; nothing is granted. What was released before is kept.
+          ModelCallError: the counts could not be computed; the ticket stays burnt.
+        """
+        with self._events() as events:
+            self._count(events)
+        return self._shown()
+
+    async def arun(self) -> ReleasedCounts:
+        """Is `run`, awaitable: the ledger and the records are read in a thread."""
+        async with self._events() as events:
+            await aside(lambda: self._count(events))
+        return await aside(self._shown, is_slow=self.budget.durable)
+
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self.budget, share=self.share)
+
+    def _count(self, events: RunEvents) -> None:
+        """Releases, unless that was done before; whoever comes meanwhile waits."""
+        with self._lock:
+            if self._counts is not None:
+                return
+            ticket = self.share.reserve(COUNT_TEMPLATE)
+            events.tickets += 1
+            try:
+                self._counts = release_counts(self._private, ticket, plan=self.plan.release)
+                ticket.commit()
+            finally:
+                events.tickets -= ticket.give_back()  # only what never burnt
+
+    def _shown(self) -> ReleasedCounts:
+        report = {
+            "private": True,
+            "epsilon": self.share.epsilon,
+            "delta": self.share.delta,
+            "adjacency": self.budget.adjacency,
+            "component": self.share.component,
+            "dataset_id": self.plan.partition,
+            "ledger_id": self.budget.ledger_id,
+            "budget": self.budget.report().to_dict(),
+        }
+        return ReleasedCounts(dict(self._counts or ()), report, self.plan.to_dict())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(component={self.share.component!r}, field={self.plan.release.rule.name!r})"
+
+
+class UnitCounter(_Counting):
+    """Counts the units, or those of each declared label or value, under pure differential privacy.
+
+    Every declared value gets a noisy count, whether anybody holds it or not. No model is asked. What is released is
+    whole numbers, exact noise added; `ReleasedCounts.public_size` makes a `public_size=` of them, and
+    `ReleasedCounts.redeclare` declares the same units with it.
+
+    Formal guarantees:
+      - The counts are (epsilon, delta)-DP for one unit, at the share's epsilon and delta; a unit adds one to at most
+        `max_values` counts, chosen by looking at that unit alone.
+      - Nothing depends on `public_size`: before the count it may be any wide guess.
+
+    Build it with `from_private_examples`; `run` or `arun` counts, once.
+
+    Example:
+      >>> from langchain_dpicl import Budget, PrivateExamples, UnitCounter
+      >>> tickets = [{"text": "my card was declined", "queue": "card"}] * 400
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=10_000)
+      >>> counter = UnitCounter.from_private_examples(private, budget=Budget(epsilon=2.0, delta=1e-6), epsilon=0.5)
+      >>> counts = counter.run()
+      >>> counts.values, 350 < counts.counts["card"] < 450
+      (('card', 'transfer'), True)
+      >>> sized = counts.redeclare(private)
+      >>> sized.public_size["transfer"] < 50
+      True
+    """
+
+    _PREFIX = "counts"
+
+    @classmethod
+    @tells_refusals("UnitCounter")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        field: str | None = None,
+        values: Sequence[str] | None = None,
+        max_values: int = 1,
+        fold_case: bool = True,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        component: str | None = None,
+    ) -> UnitCounter:
+        """Plans the noise, declares the share, and has spent nothing yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          field: what is counted: a declared field; None: the label, or the units where they have none.
+          values: every value that may occur; None: the declared labels. What is none of them counts nothing.
+          max_values: most values of one unit; noise grows with it.
+          fold_case: whether upper and lower case are made one where values are compared; labels keep their case.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+          component: name in the ledger; the same name and plan find the same share, with the ticket if it is left.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+        """
+        counted = private.label_key if field is None else _known_field(private, field)
+        is_label = counted is not None and counted == private.label_key
+        if is_label and values is None:
+            values, fold_case = private.labels, False
+        if counted is not None and values is None:
+            advice = "Give values=[...], or find them with ValueDiscovery."
+            raise fail("values", f"every value that {counted!r} may have", values, advice)
+        if counted is None and values is not None:
+            raise fail("field", "the field that holds the values", field)
+        what = {"field": counted, "values": values, "max_values": max_values, "fold_case": fold_case}
+        return cls._made(
+            private,
+            budget=budget,
+            config=config,
+            epsilon=epsilon,
+            delta=delta,
+            component=component,
+            counted={**what, "noise_multiplier": noise_multiplier},
+        )
+
+    @classmethod
+    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> UnitCounter:
+        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        return await asyncio.to_thread(cls.from_private_examples, private, **options)
+
+
+class ValueDiscovery(_Counting):
+    """Finds the labels or other values of a field that nobody declared, where enough units hold them.
+
+    A unit names at most `max_values` values; each value gets a noisy count, and those that reach a threshold leave with
+    it. The threshold is so high that a value which one unit alone holds passes it with a probability that is charged,
+    as part of the share's delta. No model is asked.
+
+    Formal guarantees:
+      - What is released is (epsilon, delta)-DP for one unit, at the share's epsilon and delta, whatever values there
+        are; nothing is promised to values that few units hold, and most of them stay unknown.
+      - Values leave in one public form (`privacy.unit_values.normalized`), the largest noisy count first.
+
+    Declare the field among `fields`, with no labels; the found values are labels for `ReleasedCounts.redeclare`.
+
+    Build it with `from_private_examples`; `run` or `arun` releases, once.
+
+    Example:
+      >>> from langchain_dpicl import Budget, PrivateExamples, ValueDiscovery
+      >>> films = [{"text": "who made Tenet?", "director": "Christopher Nolan"}] * 90
+      >>> films += [{"text": "who made it?", "director": "somebody's cousin"}]
+      >>> private = PrivateExamples(films, fields=("director",), public_size=10_000)
+      >>> finder = ValueDiscovery.from_private_examples(
+      ...     private, "director", budget=Budget(epsilon=2.0, delta=1e-6), epsilon=1.0
+      ... )
+      >>> finder.plan.threshold
+      16
+      >>> found = finder.run()
+      >>> found.values
+      ('christopher nolan',)
+      >>> found.redeclare(private).labels
+      ('christopher nolan',)
+    """
+
+    _PREFIX = "discovery"
+
+    @classmethod
+    @tells_refusals("ValueDiscovery")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        field: str,
+        *,
+        max_values: int = 1,
+        fold_case: bool = True,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        component: str | None = None,
+    ) -> ValueDiscovery:
+        """Plans noise and threshold, declares the share, and has spent nothing yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          field: a declared field that is not the label.
+          max_values: most values of one unit, its most frequent ones; noise and threshold grow with it.
+          fold_case: whether upper and lower case are made one.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta, most of which goes to the threshold; by default in proportion to epsilon.
+          noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+          component: name in the ledger; the same name and plan find the same share, with the ticket if it is left.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+        """
+        if _known_field(private, field) == private.label_key:
+            advice = "Its labels are declared; to find them, declare the field among `fields` and no labels."
+            raise fail("field", "a field whose values are not declared", field, advice)
+        what = {"field": field, "values": None, "max_values": max_values, "fold_case": fold_case}
+        return cls._made(
+            private,
+            budget=budget,
+            config=config,
+            epsilon=epsilon,
+            delta=delta,
+            component=component,
+            counted={**what, "noise_multiplier": noise_multiplier},
+        )
+
+    @classmethod
+    async def afrom_private_examples(cls, private: PrivateExamples, field: str, **options: Any) -> ValueDiscovery:
+        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        return await asyncio.to_thread(cls.from_private_examples, private, field, **options)
+
+
+def _known_field(private: PrivateExamples, field: Any) -> str:
+    if field not in private.fields:
+        raise fail("field", f"one of the declared fields {list(private.fields)}", field)
+    return str(field)

@@ -1,0 +1,191 @@
+"""What counts of values will release, be charged and tell: the frozen plan. Knows public numbers only, no record.
+
+Noise and threshold follow from epsilon and delta before anything is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent
+from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.unit_values import UnitValues
+from langchain_dpicl.privacy.value_counts import MAX_THRESHOLD, CountPlan, DiscreteLaplaceMechanism, tail_bound
+
+# Of a share's delta: what is left for the noise, which hardly needs any, beside a threshold.
+_FOR_THRESHOLD = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryPlan:
+    """Everything public about one release of counts: what runs, what it is charged, what it can find.
+
+    Formal guarantees:
+      - `tickets()` hold the one ticket of `release`; it is (epsilon, delta)-DP under `release.adjacency`.
+
+    Attributes:
+      release: what a unit stands for, noise, threshold and adjacency.
+      epsilon: upper bound at `delta`.
+      delta: the share's delta, that of the threshold included.
+      partition: the `dataset_id` of the examples.
+    """
+
+    release: CountPlan
+    epsilon: float
+    delta: float
+    partition: str
+
+    @property
+    def implementation_delta(self) -> float:
+        """The declared gap of the noise: none, its coins are exact."""
+        return 0.0
+
+    @property
+    def threshold(self) -> int | None:
+        """Least noisy count that is released; None where values are declared."""
+        return self.release.mechanism.threshold
+
+    @property
+    def threshold_delta(self) -> float:
+        """What the threshold takes of delta; 0 where values are declared."""
+        event = self.release.event
+        parts = event.events if isinstance(event, ComposedEvent) else ()
+        return math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a count, in units."""
+        rate = float(1 / self.release.scale)
+        return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the one ticket of the share."""
+        return self.release.tickets()
+
+    def event(self) -> Event:
+        """Returns the event of the release."""
+        return self.release.event
+
+    def margin(self, confidence: float) -> int:
+        """Returns how far a noisy count is above the true one at most, with this chance; below, likewise.
+
+        Args:
+          confidence: in (0, 1).
+
+        Raises:
+          ConfigurationError: `confidence` out of range.
+        """
+        return noise_margin(self.release.scale, confidence)
+
+    def found_from(self, confidence: float = 0.95) -> int | None:
+        """Returns how many units have to hold a value for it to be found with this chance; None: values are declared.
+
+        Args:
+          confidence: in (0, 1).
+
+        Raises:
+          ConfigurationError: `confidence` out of range.
+        """
+        return None if self.threshold is None else self.threshold + self.margin(confidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.release.adjacency,
+            "counts": self.release.to_dict(),
+            "noise_multiplier": self.release.mechanism.noise_multiplier,
+            "threshold_delta": self.threshold_delta,
+        }
+
+
+def noise_margin(scale: Fraction, confidence: float) -> int:
+    """Returns the least m with P[noise > m] at most 1 - confidence.
+
+    Args:
+      scale: of the noise, in counts.
+      confidence: in (0, 1).
+
+    Raises:
+      ConfigurationError: `confidence` out of range.
+    """
+    wrong = 1.0 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
+    return _least_count(scale, wrong) - 1
+
+
+def _least_count(scale: Fraction, chance: float) -> int:
+    """Returns the least t >= 1 with P[noise >= t] at most `chance`."""
+    wide = float(scale)
+    least = max(1, math.floor(-wide * math.log(chance * (1.0 + math.exp(-1.0 / wide)))) - 1)
+    while tail_bound(scale, least) > chance:
+        least += 1
+    return least
+
+
+def plan_discovery(
+    field: str | None,
+    *,
+    values: Sequence[str] | None = None,
+    max_values: int = 1,
+    fold_case: bool = True,
+    epsilon: float | None,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float | None = None,
+    partition: str = "private-examples",
+) -> DiscoveryPlan:
+    """Chooses noise and threshold for one release of counts.
+
+    Args:
+      field: of the records; None: units are counted.
+      values: the declared values; None: they are unknown, and what passes a threshold is found.
+      max_values: most values of one unit.
+      fold_case: whether upper and lower case are made one.
+      epsilon: what may be spent, if no noise is given.
+      delta: what may be spent; of unknown values, most of it goes to the threshold.
+      adjacency: neighbouring relation.
+      noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+      partition: the `dataset_id` of the examples.
+
+    Raises:
+      ConfigurationError: an argument out of range, or the noise costs more than epsilon.
+
+    >>> plan = plan_discovery("director", epsilon=1.0, delta=1e-6)
+    >>> plan.threshold, plan.found_from(0.95)
+    (15, 17)
+    """
+    check_delta(delta)
+    declared = None if values is None else tuple(values)
+    rule = UnitValues(field, max_values, declared, fold_case)
+    is_unknown = field is not None and declared is None
+    failure = delta * _FOR_THRESHOLD if is_unknown else 0.0
+    if noise_multiplier is None:
+        if epsilon is None:
+            raise fail("epsilon, noise_multiplier", "one of them", (None, None))
+        noise_multiplier = accounting.calibrate(
+            lambda noise: _event(noise, failure), epsilon=check_epsilon(epsilon), delta=delta, adjacency=adjacency
+        )
+    threshold = None
+    if is_unknown:
+        scale = DiscreteLaplaceMechanism(noise_multiplier).scale(rule.l1_sensitivity(adjacency))
+        # Rounding up the sum of the chances of several values may take one more.
+        threshold = 1 + _least_count(scale, failure / max_values * (1.0 - 1e-6))
+        if threshold > MAX_THRESHOLD:
+            raise fail("delta", f"one that a threshold up to {MAX_THRESHOLD} gives", delta, "Ask for less noise.")
+    release = CountPlan(rule, DiscreteLaplaceMechanism(noise_multiplier, threshold), adjacency)
+    cost = accounting.epsilon_upper_bound(release.event, delta=delta, adjacency=adjacency)
+    if epsilon is not None and cost > epsilon:
+        raise fail("noise_multiplier", f"one that costs at most epsilon {epsilon:g}", noise_multiplier, "Raise it.")
+    return DiscoveryPlan(release, cost, delta, partition)
+
+
+def _event(noise_multiplier: float, failure: float) -> Event:
+    noisy = PureEvent(1.0 / noise_multiplier)
+    return ComposedEvent((noisy, FailureEvent(failure))) if failure else noisy

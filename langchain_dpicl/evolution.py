@@ -1,0 +1,445 @@
+"""PrivateEvolution: demonstrations for people whose texts no model may read (Lin et al. 2024; Xie et al. 2024).
+
+Knows wording, plans and which candidates survive; votes, sums and noise are the curator's. The model that writes sees
+public and released texts alone; private texts are compared with them by embeddings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import RunnableConfig
+from tqdm.auto import tqdm
+
+from langchain_dpicl._candidates import PublicModel
+from langchain_dpicl._evolution_checkpoint import Checkpoint
+from langchain_dpicl._evolution_population import Population, Selection, Survival
+from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
+from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.nearest import Candidates, NearestRows, Texts
+from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import release_once
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.run_events import RunEvents, tells_refusals
+from langchain_dpicl.samples import Record
+from langchain_dpicl.writing import DEFAULT_STOP, check_example_prompt
+
+
+class PrivateEvolution:
+    """Evolves differentially private demonstrations without showing any private text to the model that writes them.
+
+    The model writes candidates from a public instruction. Every private unit votes, on this machine, for the candidates
+    that its texts are nearest to in an embedding space; the votes of all units are released with Gaussian noise. The
+    candidates with most noisy votes survive, the model varies them, and the next round begins.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of noisy histograms released under `plan`, whose event is
+        charged to the budget as the share of this component before the first private record is read or embedded.
+      - The model is asked public and released texts alone. Private texts reach the embeddings, in silence, and nobody
+        else; their directions stay in memory, in a box, until their label is done.
+      - A unit has one vector of votes, of L2 length 1 or 0, in every round, however many records it has.
+
+    Build it with `from_private_examples`; `run` and `arun` evolve, and continue after an interruption.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> private = PrivateExamples(["my card was declined"] * 300, public_size=300)
+      >>> evolution = PrivateEvolution.from_private_examples(
+      ...     private,
+      ...     llm=EmbeddedLLM(),
+      ...     candidates=["a card payment was declined", "a boat on the sea"],
+      ...     budget=Budget(epsilon=2.0, delta=1e-5),
+      ...     epsilon=2.0,
+      ...     rounds=1,
+      ...     num_variations=0,
+      ...     shots_per_label=1,
+      ... )
+      >>> evolution.run(progress=False).examples
+      ({'text': 'a card payment was declined'},)
+    """
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        writer: EvolutionWriter,
+        nearest: NearestRows,
+        *,
+        budget: Budget,
+        share: Share,
+        plan: EvolutionPlan,
+        survival: Survival,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._private = private
+        self._writer = writer
+        self._nearest = nearest
+        self._budget = budget
+        self._share = share
+        self.plan = plan
+        self.survival = survival
+        self._lock = threading.Lock()
+        self._populations = [Population(label, owed=plan.rounds) for label in plan.labels]
+        self._checkpoint = checkpoint
+        if checkpoint is not None:
+            checkpoint.restore(self._populations, share)
+
+    @classmethod
+    @tells_refusals("PrivateEvolution")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        embeddings: Embeddings | SilentEmbeddings | None = None,
+        budget: Any = None,
+        config: RunnableConfig | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        variation_prompt: Any = None,
+        hints: Sequence[str] = (),
+        candidates: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        example_prompt: Any = None,
+        shots_per_label: int = 4,
+        rounds: int = 5,
+        num_candidates: int | None = None,
+        num_survivors: int = 10,
+        num_variations: int = 3,
+        neighbours: int = 1,
+        selection: Selection = "rank",
+        threshold: float | None = None,
+        max_tokens: int = 60,
+        stop: Sequence[str] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        component: str | None = None,
+    ) -> PrivateEvolution:
+        """Plans the noise, declares the share and returns an evolution that has not spent anything yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          llm: who writes: a LangChain chat or completion model (or Runnable from a prompt to text), called in the open
+            with its own settings, or an engine that completes text. It sees public and released texts alone.
+          embeddings: LangChain embeddings; they SEE the private texts. By default `LocalEmbeddings`: no network.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget; the model is called with it.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          instruction: public task description, the first paragraph of the prompts for first candidates.
+          generation_prompt: template of one record, text field last; the model continues behind it.
+          variation_prompt: template of the prompt for a variation of a text, with the text's field and the label's.
+          hints: public sentences ("Write it as an angry customer."), one behind the instruction of each prompt in turn.
+          candidates: public first candidates, instead of written ones: a list, or one list per label.
+          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
+          shots_per_label: demonstrations per label: those with most votes in its last round.
+          rounds: noisy histograms per label; their costs compose.
+          num_candidates: first candidates that the model is asked for; by default as many as a later round has.
+          num_survivors: candidates that go on after a round.
+          num_variations: variations of each survivor that the model is asked for; 0 with one round: only chooses.
+          neighbours: candidates that a text votes for.
+          selection: "rank" (survivors have the most noisy votes) or "sample" (drawn in proportion to them).
+          threshold: noisy votes below which a candidate goes no further, but for the `shots_per_label` best.
+          max_tokens: most tokens of a text, where an engine writes; a LangChain model has its own limit.
+          stop: strings that end a text; by default a line break.
+          checkpoint: file that holds every released histogram before its ticket is committed. If it exists, the run
+            goes on where it stood, in another process as well; its ledger has to be the same, and so a durable one.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          CapabilityError: the model cannot write text, or the embeddings are none.
+          UnsilencableModelError: the embeddings cannot be called in silence.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ModelCallError: the embeddings could not be reached.
+
+        Source: Lin et al. (2024), Differentially Private Synthetic Data via Foundation Model APIs 1: Images; Xie et al.
+          (2024), the same 2: Text.
+        """
+        spender = resolve_budget(budget, config)
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        labels: tuple[str | None, ...] = private.labels or (None,)
+        wording = EvolutionWording.of(
+            text_key=private.text_key,
+            label_key=private.label_key,
+            fields=private.fields,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            variation_prompt=variation_prompt,
+            hints=hints,
+        )
+        check_example_prompt(example_prompt, wording.first)
+        given = given_candidates(candidates, labels)
+        if given:
+            num_candidates = _most(given, num_candidates)
+        plan = plan_evolution(
+            {label: private.public_size_of(label) for label in labels},
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            noise_multiplier=noise_multiplier,
+            rounds=rounds,
+            shots_per_label=shots_per_label,
+            num_candidates=num_candidates,
+            num_survivors=num_survivors,
+            num_variations=num_variations,
+            partition=private.dataset_id,
+        )
+        survival = Survival(num_survivors, shots_per_label, selection, threshold)
+        model = PublicModel(llm, max_tokens=max_tokens, stop=DEFAULT_STOP if stop is None else stop)
+        check_int("neighbours", neighbours, low=1)
+        nearest = NearestRows(LocalEmbeddings() if embeddings is None else embeddings, neighbours=neighbours)
+        public = {**plan.to_dict(), **_shown(wording, nearest, survival, model)}
+        name = component if component is not None else spender.fresh_name("evolution")
+        terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
+        kept = None if checkpoint is None else Checkpoint(checkpoint, terms)
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
+        handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
+        writer = EvolutionWriter(model, wording, given, config)
+        return cls(private, writer, nearest, survival=survival, checkpoint=kept, **handles)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every label has had its last round."""
+        return all(population.done for population in self._populations)
+
+    @property
+    def demonstrations(self) -> list[dict[str, str]]:
+        """The demonstrations so far, by the last round that each label had (public)."""
+        return [example for population in self._populations for example in self._examples(population)]
+
+    @property
+    def votes(self) -> dict[str | None, tuple[float, ...]]:
+        """The noisy votes of the last survivors of each label, most first (public)."""
+        return {population.label: population.votes for population in self._populations}
+
+    @property
+    def history(self) -> dict[str | None, tuple[dict[str, float], ...]]:
+        """The noisy votes by candidate, of every round of each label (public)."""
+        return {population.label: tuple(map(dict, population.history)) for population in self._populations}
+
+    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Evolves what is missing and returns the demonstrations.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          SynthesisInterruptedError: a public call failed, to the model or the embeddings; what was released is kept,
+            and calling `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer`.
+          PrivacyBudgetError: the tickets could not be reserved.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self.released()
+
+    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Is `run`, awaitable; texts are embedded and written concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return await aside(self.released, is_slow=self._budget.durable)
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
+        """Yields the demonstrations of each label as soon as it has had its last round; errors as in `run`."""
+        with self._bar(progress) as bar:
+            for population in self._open():
+                failure = ""
+                with self._events() as events, self._evolving(population, events):
+                    try:
+                        drive(self._evolve(population, bar, events))
+                    except ModelCallError as error:
+                        failure = str(error)
+                self._check_done(failure)
+                yield from self._examples(population)
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
+        """Is `stream`, awaitable."""
+        is_slow = self._budget.durable
+        with self._bar(progress) as bar:
+            for population in self._open():
+                failure = ""
+                async with self._events() as events, Aside(self._evolving(population, events), is_slow=is_slow):
+                    try:
+                        await adrive(self._evolve(population, bar, events), is_slow=is_slow)
+                    except ModelCallError as error:
+                        failure = str(error)
+                self._check_done(failure)
+                for example in self._examples(population):
+                    yield example
+
+    def released(self) -> ReleasedDemonstrations:
+        """Returns what was released so far with its privacy report."""
+        report = {
+            "private": True,
+            "epsilon": self._share.epsilon,
+            "delta": self._share.delta,
+            "adjacency": self._budget.adjacency,
+            "component": self._share.component,
+            "dataset_id": self._private.dataset_id,
+            "budget": self._budget.report().to_dict(),
+        }
+        shown = _shown(self._writer.wording, self._nearest, self.survival, self._writer.model)
+        return ReleasedDemonstrations(tuple(self.demonstrations), report, {**self.plan.to_dict(), **shown})
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Iterator[Population]:
+        return (population for population in self._populations if not population.done)
+
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self._budget, share=self._share, config=self._writer.config)
+
+    @contextmanager
+    def _evolving(self, population: Population, events: RunEvents) -> Iterator[None]:
+        """Keeps others off a label; gives back the rounds that a stopped one did not begin.
+
+        Whatever ends it, the error carries this evolution, so that nothing released is lost with it.
+        """
+        with self._lock:
+            if population.busy:
+                raise ConfigurationError("run: expected no other run of this evolution, found one. Wait for its end.")
+            population.busy = True
+        try:
+            yield
+        except BaseException as error:
+            with suppress(AttributeError, TypeError):
+                error.synthesizer = self  # type: ignore[attr-defined]
+            raise
+        finally:
+            try:
+                if population.reservation is not None and population.reservation.unburnt:
+                    back = population.reservation.give_back()
+                    population.owed += back
+                    events.tickets -= back
+                population.reservation = None
+            finally:
+                population.busy = False
+
+    def _evolve(self, population: Population, bar: Any, events: RunEvents) -> Walk[None]:
+        """Takes one label through the rounds that it has left (a walk)."""
+        while population.left:
+            yield from self._prepare(population)
+            candidates = yield self._nearest.ask_public(population.texts)
+            self._reserve(population, events)
+            yield from self._vote(population, candidates)
+            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+                bar.update()
+        if not population.rounds:
+            raise ModelCallError("every round of a label was stopped after its ticket burnt; declare another component")
+        population.done = True
+        self._nearest.forget()
+
+    def _prepare(self, population: Population) -> Walk[None]:
+        """Has the candidates of the round to come written; survivors of the last round are among them."""
+        if population.texts:
+            return
+        if population.survivors:
+            found = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
+        else:
+            least = max(2, self.plan.shots_per_label)
+            found = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
+        population.texts = found[: self.plan.width]
+
+    def _reserve(self, population: Population, events: RunEvents) -> None:
+        """Reserves every round that the label still needs; one at a time where a killed process may lose no more."""
+        if population.reservation is None or not population.reservation.unburnt:
+            count = population.owed if self._checkpoint is None else 1
+            population.reservation = self._share.reserve(ROUND_TEMPLATE, label=population.label, count=count)
+            events.tickets += count
+            population.owed -= count
+
+    def _vote(self, population: Population, candidates: Candidates) -> Walk[None]:
+        """Releases one noisy histogram and notes who survives before the ticket is committed (a walk)."""
+        if population.reservation is None:
+            raise fail("ticket", "a reservation", None)
+        yield from release_once(
+            self._private,
+            population.reservation,
+            plan=self.plan.release,
+            rows=lambda units: self._nearest.ask(units, candidates),
+            render=_texts_of(self._private.text_key),
+            width=len(candidates),
+            keep=lambda released: self._keep(population, released),
+        )
+
+    def _keep(self, population: Population, released: Release) -> None:
+        population.take(released, self.survival)
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._populations)
+
+    def _check_done(self, failure: str) -> None:
+        """Reports an interruption from a frame without a cause."""
+        if failure:
+            rounds = sum(population.rounds for population in self._populations)
+            msg = (
+                f"Generation stopped: {failure.rstrip('.')}. {rounds} of {self.plan.rounds * len(self.plan.labels)} "
+                "rounds are released and kept; tickets that burnt stay charged. Call run() on error.synthesizer to "
+                "continue."
+            )
+            raise SynthesisInterruptedError(msg, synthesizer=self)
+
+    def _examples(self, population: Population) -> list[dict[str, str]]:
+        best = population.survivors[: self.plan.shots_per_label]
+        return [self._writer.wording.example(population.label, text) for text in best]
+
+    def _bar(self, progress: bool | None) -> Any:
+        total = sum(population.left for population in self._open())
+        hidden = None if progress is None else not progress
+        return tqdm(total=total, unit="round", desc="private evolution", disable=hidden, leave=False)
+
+    def __repr__(self) -> str:
+        return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TextsOf:
+    """Reads the texts of a unit, which go on in a box."""
+
+    text_key: str
+
+    def __call__(self, records: Sequence[Record]) -> Texts:
+        return tuple([record[self.text_key] for record in records])
+
+
+def _texts_of(text_key: str) -> _TextsOf:
+    return _TextsOf(text_key)
+
+
+def _most(given: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
+    """Returns how many first candidates there are at most; refuses more than were declared."""
+    most = max(map(len, given.values()))
+    if declared is not None and declared < most:
+        raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
+    return most
+
+
+def _shown(wording: EvolutionWording, nearest: NearestRows, survival: Survival, model: PublicModel) -> dict[str, Any]:
+    """Returns what reports show beside the plan."""
+    return {
+        **wording.to_dict(),
+        "model": model.name,
+        "embeddings": nearest.embeddings.name,
+        "neighbours": nearest.neighbours,
+        "selection": survival.selection,
+        "threshold": survival.threshold,
+    }

@@ -1,0 +1,109 @@
+"""Closes over the content of units: what opens a pool of them, removes one, or splits them anew. Knows no ledger.
+
+No attribute, repr, error, pickle or copy of anything in here shows content, or how much of it there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
+
+from langchain_dpicl.exceptions import PrivateAccessError
+from langchain_dpicl.privacy.units import Declaration, Unit, Units, records_of, relabelled
+
+
+class Opaque:
+    """Refuses every way out that Python offers by default."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        msg = f"{type(self).__name__}: private content cannot be pickled. Build it again where it is needed."
+        raise PrivateAccessError(msg)
+
+
+class Pool(Opaque):
+    """The units of one label, or all of them, as the curator reads them. Counts and content are private.
+
+    Attributes:
+      num_units: units in the pool, removed ones included: they keep their position and hold no record.
+    """
+
+    __slots__ = ("_count", "_read")
+
+    def __init__(self, count: Callable[[], int], read: Callable[[int], Unit]) -> None:
+        self._count = count
+        self._read = read
+
+    @property
+    def num_units(self) -> int:
+        """Number of positions; private."""
+        return self._count()
+
+    def records(self, position: int) -> Unit:
+        """Returns copies of the records of the unit at `position`; empty if it was removed."""
+        if not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position drawn from this pool; found another.")
+        return self._read(position)
+
+    def __repr__(self) -> str:
+        return "Pool(<private>)"
+
+
+OpenPool: TypeAlias = Callable[[str | None], Pool]
+"""Opens the pool of a label, or of all units."""
+Redeclare: TypeAlias = Callable[[Declaration, Mapping[str, str], bool], OpenPool]
+"""Splits the units by other labels, given by their forms, and whether upper and lower case are one."""
+Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
+"""What opens, what removes, what splits anew."""
+
+
+def seal(units: Units) -> Sealed:
+    """Closes over the content; only these three functions come out.
+
+    Args:
+      units: what the records became.
+    """
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(lambda: len(units.contents), lambda position: tuple(records_of(units, position)))
+        index = units.by_label[label]
+        return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
+
+    def remove(name: str) -> None:
+        position = units.positions.pop(name, None)
+        if position is not None:
+            units.contents[position] = ()
+
+    return open_pool, remove, lambda declared, forms, fold_case: _redeclared(units, declared, forms, fold_case)
+
+
+def _redeclared(units: Units, declared: Declaration, forms: Mapping[str, str], fold_case: bool) -> OpenPool:
+    """Splits units by other labels; nothing of a unit is kept here, so one that is removed is gone here too."""
+
+    def read(position: int) -> tuple[Unit, str]:
+        return relabelled(units.contents[position], declared, forms, fold_case=fold_case)
+
+    places: dict[str, list[int]] = {label: [] for label in declared.labels}
+    for position in range(len(units.contents)):
+        label = read(position)[1]
+        if label:
+            places[label].append(position)
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(lambda: len(units.contents), lambda position: read(position)[0])
+        index = places[label]
+        return Pool(lambda: len(index), lambda position: read(index[position])[0])
+
+    return open_pool

@@ -1,0 +1,258 @@
+"""Counts of values with noise: of declared values, or of unknown ones that pass a threshold. Knows no ledger, no model.
+
+What is not declared may be released only because others hold it too: the noisy count of what one unit alone holds
+passes the threshold with a probability that is charged. Proof: docs/proofs/value-counts.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from fractions import Fraction
+from typing import Any, ClassVar, TypeAlias, final
+
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, check_real, fail
+from langchain_dpicl.privacy.bounded import Closed
+from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent, canonical_json
+from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
+
+Count: TypeAlias = tuple[str, int]
+"""A value and how many units hold it, noise included."""
+
+COUNT_TEMPLATE = "counts"
+"""The ticket template of one release of counts."""
+MAX_THRESHOLD = 2**53
+MAX_SCALE = 2**40
+"""Noise of this scale is beyond 2^53, which no count may be, with a probability below e^-8000."""
+
+# Parts of a count in which the scale of the noise is given.
+_STEPS = 2**20
+# The scale is rounded up by more than the rounding of the event can take away.
+_ROUND_UP = 1 + Fraction(1, 2**50)
+# Above the roundings of the exponential below, whose argument is 800 at most where the result is no zero.
+_TAIL_ROUNDING = 1.0 + 1e-12
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DiscreteLaplaceMechanism(Closed):
+    """Adds two-sided geometric noise to whole counts; with a threshold, keeps what reaches it.
+
+    Formal guarantees:
+      - Noise z has probability proportional to exp(-|z| / scale), exactly, for ideal coins; scale is at least
+        `noise_multiplier` times the L1 sensitivity. `implementation_delta` is 0.
+      - Counts of declared values are charged as `PureEvent(1 / noise_multiplier)`.
+      - With `threshold`, a value that nobody holds is never released, and one that a single unit holds is with a
+        probability below `chance_alone`; `event` adds `FailureEvent(max_values * chance_alone)`.
+
+    Args:
+      noise_multiplier: scale of the noise over the L1 sensitivity, in [1e-9, 1e12].
+      threshold: least noisy count that is released of values that are not declared, from 2; None: they are declared.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+
+    Source: Ghosh, Roughgarden and Sundararajan (2009), the geometric mechanism; Korolova et al. (2009), the threshold;
+      docs/proofs/value-counts.md.
+    """
+
+    noise_multiplier: float
+    threshold: int | None = None
+    name: ClassVar[str] = "discrete_laplace"
+
+    def __post_init__(self) -> None:
+        checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
+        object.__setattr__(self, "noise_multiplier", checked)
+        if self.threshold is not None:
+            check_int("threshold", self.threshold, low=2, high=MAX_THRESHOLD)
+
+    def scale(self, l1_sensitivity: int) -> Fraction:
+        """Returns the scale of the noise in counts: a multiple of 2^-20, rounded up.
+
+        Args:
+          l1_sensitivity: of the counts.
+        """
+        steps = Fraction(self.noise_multiplier) * l1_sensitivity * _ROUND_UP * _STEPS
+        return Fraction(max(1, math.ceil(steps)), _STEPS)
+
+    def chance_alone(self, l1_sensitivity: int) -> float:
+        """Returns the chance that a count of 1 reaches the threshold, rounded up to 7 digits.
+
+        Args:
+          l1_sensitivity: of the counts.
+
+        Raises:
+          ConfigurationError: there is no threshold.
+        """
+        if self.threshold is None:
+            raise fail("threshold", "a whole number for values that are not declared", self.threshold)
+        return tail_bound(self.scale(l1_sensitivity), self.threshold - 1)
+
+    def event(self, rule: UnitValues, adjacency: Adjacency) -> Event:
+        """Returns what one release costs.
+
+        Args:
+          rule: what a unit stands for.
+          adjacency: neighbouring relation.
+
+        Raises:
+          ConfigurationError: the threshold does not go with the values, or is passed by anybody.
+        """
+        if (self.threshold is None) == (rule.declared is None and rule.name is not None):
+            raise fail("threshold", "one for values that are not declared, and none for others", self.threshold)
+        noisy = PureEvent(1.0 / self.noise_multiplier)
+        if self.threshold is None:
+            return noisy
+        alone = rounded_up(rule.max_values * self.chance_alone(rule.l1_sensitivity(adjacency)))
+        if alone >= 1.0:
+            raise fail("threshold", "one that a value of one unit hardly ever passes", self.threshold, "Raise it.")
+        return ComposedEvent((noisy, FailureEvent(alone)))
+
+    def release(
+        self, counts: Mapping[str, int], *, declared: Iterable[str] | None, l1_sensitivity: int, rng: SecureRandom
+    ) -> tuple[Count, ...]:
+        """Returns values with noisy counts, the largest first; declared ones all, and in their order.
+
+        Args:
+          counts: how many units hold each value; private.
+          declared: the declared values, public; None: those of `counts` that reach the threshold.
+          l1_sensitivity: of the counts.
+          rng: source of noise.
+        """
+        scale = self.scale(l1_sensitivity)
+
+        def noisy(count: int) -> int:
+            # A multiple of the numerator's decay, floored: geometric at the quotient (Canonne, Kamath, Steinke 2020).
+            up, down = (rng.geometric(scale.numerator) // scale.denominator for _ in range(2))
+            return count + up - down
+
+        if declared is not None:
+            return tuple((value, noisy(counts.get(value, 0))) for value in declared)
+        if self.threshold is None:
+            return ()
+        drawn = ((value, noisy(count)) for value, count in counts.items() if count > 0)
+        found = [(value, count) for value, count in drawn if count >= self.threshold]
+        # Sorted by what is released: the order in which records came would tell of them.
+        return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"name": self.name, "noise_multiplier": self.noise_multiplier, "threshold": self.threshold}
+
+
+def tail_bound(scale: Fraction, least: int) -> float:
+    """Returns P[z >= least] of the noise for least >= 0: exp(-least / scale) / (1 + exp(-1 / scale)), rounded up.
+
+    Args:
+      scale: of the noise.
+      least: in whole counts.
+    """
+    rate = float(1 / scale)
+    return rounded_up(math.exp(-least * rate) / (1.0 + math.exp(-rate)) * _TAIL_ROUNDING)
+
+
+def rounded_up(value: float) -> float:
+    """Returns a positive number at 7 digits, so that every machine says the same of what it computed; never 0."""
+    short = Context(prec=7, rounding=ROUND_CEILING).create_decimal(Decimal(max(value, 1e-200)))
+    return float(short)
+
+
+@dataclass(frozen=True, slots=True)
+class CountPlan:
+    """How counts of values are released, once: what a unit stands for, noise, threshold and neighbouring relation.
+
+    Formal guarantees:
+      - `event` bounds the privacy loss of one `release`; it is computed from what runs.
+
+    Attributes:
+      rule: what a unit stands for; holds the sensitivity.
+      mechanism: adds the noise; holds the threshold.
+      adjacency: the neighbouring relation all of it is stated under.
+
+    Raises:
+      ConfigurationError: a part of another class, or parts that do not fit together.
+    """
+
+    rule: UnitValues
+    mechanism: DiscreteLaplaceMechanism
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        for name, kind in (("rule", UnitValues), ("mechanism", DiscreteLaplaceMechanism)):
+            if type(getattr(self, name)) is not kind:  # what looks like one may do anything
+                raise fail(name, f"a {kind.__name__}, which a proof covers", type(getattr(self, name)).__name__)
+        self.mechanism.event(self.rule, self.adjacency)
+        if self.scale > MAX_SCALE:
+            expected = f"noise of a scale up to {MAX_SCALE} counts"
+            raise fail(
+                "noise_multiplier, max_values", expected, (self.mechanism.noise_multiplier, self.rule.max_values)
+            )
+
+    @property
+    def l1_sensitivity(self) -> int:
+        """How far all counts together move between neighbours."""
+        return self.rule.l1_sensitivity(self.adjacency)
+
+    @property
+    def scale(self) -> Fraction:
+        """Scale of the noise, in counts."""
+        return self.mechanism.scale(self.l1_sensitivity)
+
+    @property
+    def event(self) -> Event:
+        """What one release costs."""
+        return self.mechanism.event(self.rule, self.adjacency)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the one ticket of the share; unburnt, it can be handed back."""
+        return (Ticket(template=COUNT_TEMPLATE, event=self.event, refundable=True),)
+
+    def release(self, units: Iterable[Iterable[Mapping[str, Any]]], *, rng: SecureRandom) -> tuple[Count, ...]:
+        """Counts and adds the noise.
+
+        Args:
+          units: the records of each unit; private.
+          rng: source of noise.
+        """
+        counts: Counter[str] = Counter()
+        for records in units:
+            counts.update(self.rule.of(records))
+        declared = (UNITS,) if self.rule.name is None else self.rule.declared
+        return self.mechanism.release(counts, declared=declared, l1_sensitivity=self.l1_sensitivity, rng=rng)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for plans and reports."""
+        return {
+            "rule": self.rule.to_dict(),
+            "mechanism": self.mechanism.to_dict(),
+            "adjacency": self.adjacency,
+            "l1_sensitivity": self.l1_sensitivity,
+            "scale": float(self.scale),
+        }
+
+
+def count_release(shown: Mapping[str, Any]) -> CountPlan:
+    """Returns the plan that `CountPlan.to_dict` showed, which shows itself exactly as `shown`.
+
+    Raises:
+      ConfigurationError: another mechanism, or parameters that do not fit together.
+      LookupError, TypeError: what is shown is of another form.
+    """
+    rule, mechanism = dict(shown["rule"]), dict(shown["mechanism"])
+    values = rule["values"]
+    plan = CountPlan(
+        rule=UnitValues(
+            rule["field"], rule["max_values"], None if values is None else tuple(values), rule["fold_case"]
+        ),
+        mechanism=DiscreteLaplaceMechanism(mechanism["noise_multiplier"], mechanism["threshold"]),
+        adjacency=shown["adjacency"],
+    )
+    if canonical_json(plan.to_dict()) != canonical_json(dict(shown)):
+        raise fail("release", f"as its parts show it: {plan.to_dict()}", dict(shown))
+    return plan
