@@ -59,8 +59,11 @@ class _Provider(BaseHTTPRequestHandler):
             choice = {"index": 0, "finish_reason": "length", "logprobs": chat_payload(tops)}
             choice["message"] = {"role": "assistant", "content": token}
             return {**base, "object": "chat.completion", "choices": [choice]}
-        choice = {"index": 0, "finish_reason": "length", "text": token, "logprobs": legacy_payload(tops)}
-        return {**base, "object": "text_completion", "choices": [choice]}
+        # A completion request may hold several prompts, each with an answer of its own.
+        prompts = json.loads(asked)["prompt"]
+        choice = {"finish_reason": "length", "text": token, "logprobs": legacy_payload(tops)}
+        choices = [{**choice, "index": index} for index in range(len(prompts) if isinstance(prompts, list) else 1)]
+        return {**base, "object": "text_completion", "choices": choices}
 
     def _send_stream(self, tops: dict[str, float], extra: dict[str, Any]) -> None:
         token = next(iter(tops))
