@@ -191,7 +191,7 @@ def slots_in_order(patch: Patch) -> None:
 def redrawn_until(valid: Callable[[np.ndarray], bool]) -> Plant:
     """Draws and asks again, up to 64 times, until the rows please."""
 
-    def release_once(private: Any, ticket: Any, *, plan: Any, rows: Any, render: Any, width: int) -> Any:
+    def release_once(private: Any, ticket: Any, *, plan: Any, rows: Any, render: Any, width: int, keep: Any) -> Any:
         ticket.burn()
         pool = private._pool(None, ledger_id=ticket.ledger_id)
         for _ in range(64):
@@ -199,6 +199,7 @@ def redrawn_until(valid: Callable[[np.ndarray], bool]) -> Plant:
             if valid(matrix):
                 break
         released = plan.mechanism.release(plan.bound(matrix, width=width), rng=SYSTEM_RANDOM)
+        keep(released)
         ticket.commit()
         return released
 

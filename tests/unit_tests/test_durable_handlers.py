@@ -18,8 +18,8 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerRollbackError,
     LedgerUnavailableError,
-    PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
+    TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.stores import InMemoryStore
@@ -340,8 +340,8 @@ def test_a_data_set_is_bound_for_good_and_a_tenant_capped_in_every_process(path:
         *({**users, **more} for more in ({"public_size": 9}, {"labels": ["a", "b", "c"]})),
     ]
     told = elsewhere(path, *others, users)
-    assert told == ["PrivacyBudgetMismatchError"] * 4 + ["bound 6", "PrivacyBudgetExceededError"]
+    assert told == ["PrivacyBudgetMismatchError"] * 4 + ["bound 6", "TenantCapExceededError"]
     assert (share.remaining("t"), share.used_by("acme")) == (6, 4)
     share.reserve("t", tenant="acme", tenant_cap=5)
-    with pytest.raises(PrivacyBudgetExceededError):
+    with pytest.raises(TenantCapExceededError):
         share.reserve("t", tenant="acme", tenant_cap=5)
