@@ -21,6 +21,7 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
         the model can read.
       - Each model call of the agent, and each question, carries in `config["metadata"]` what the budget stands at, as
         `budget_metadata` says: limits and counts; never a question, an answer or anything that depends on records.
+      - Where the config names no thread, the agent works and shows no allowance; the tool refuses.
       - It keeps nothing in the agent's state: going back to an older checkpoint gives no allowance back.
 
     Args:

@@ -48,7 +48,7 @@ SPENT = (
 )
 """What an agent reads when the budget is spent."""
 
-_RESERVED = frozenset({"config", "callbacks", "run_manager"})
+_RESERVED = frozenset({"config", "callbacks", "run_manager", "self", "model_config"})
 
 
 def thread_tenant(thread_id: object, *, tenant: str = "") -> str:
@@ -62,8 +62,8 @@ def thread_tenant(thread_id: object, *, tenant: str = "") -> str:
       >>> thread_tenant("17") == thread_tenant(17) != thread_tenant("17", tenant="oslo")
       True
     """
-    text = json.dumps([tenant, str(thread_id)])
-    return f"thread-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    text = json.dumps([tenant, str(thread_id)], ensure_ascii=False)  # two halves of a character are not the whole one
+    return f"thread-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def budget_metadata(component: QueryRunnable, *, tenant: str | None = None, allowance: int | None = None) -> Any:
@@ -122,15 +122,23 @@ class Desk:
         name = self.component.tenants.of(config).name
         if self._per == "tenant":
             return str(name)
-        given = config.get("configurable") or {}
-        if given.get("thread_id") is None:
+        thread = _thread_of(config)
+        if thread is None:
             advice = 'Or give the tool per="tenant": then each tenant has one allowance for all threads.'
             raise fail("config", 'a thread, {"configurable": {"thread_id": ...}}', "none", advice)
-        return thread_tenant(given["thread_id"], tenant=name)
+        return thread_tenant(thread, tenant=name)
+
+    def _cap(self, config: Mapping[str, Any]) -> int | None:
+        """Returns the lowest of the allowance, the component's cap and the config's."""
+        caps = [cap for cap in (self.component.tenants.of(config).cap, self.allowance) if cap is not None]
+        return min(caps, default=None)
 
     def metadata(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the budget stands at, and the allowance of whoever asks."""
-        shown: dict[str, Any] = budget_metadata(self.component, tenant=self.tenant(config), allowance=self.allowance)
+        """Returns what the budget stands at, and the allowance of whoever asks, where that one is named."""
+        cap = self._cap(config)
+        is_named = self._per == "tenant" or _thread_of(config) is not None
+        tenant = self.tenant(config) if is_named else None
+        shown: dict[str, Any] = budget_metadata(self.component, tenant=tenant, allowance=cap)
         return shown
 
     async def ametadata(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +147,7 @@ class Desk:
 
     def asking(self, config: RunnableConfig, metadata: dict[str, Any]) -> RunnableConfig:
         """Returns the config of one question: the tenant, the allowance, the budget in view."""
-        caps = [cap for cap in (self.component.tenants.of(config).cap, self.allowance) if cap is not None]
-        named: dict[str, Any] = {TENANT: self.tenant(config), TENANT_CAP: min(caps, default=None)}
+        named: dict[str, Any] = {TENANT: self.tenant(config), TENANT_CAP: self._cap(config)}
         return merge_configs(config, {"configurable": named, "metadata": metadata})
 
     def refusal(self, error: PrivacyBudgetExceededError) -> ToolException:
@@ -228,6 +235,10 @@ def shown_to_runs(metadata: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         var_child_runnable_config.reset(token)
+
+
+def _thread_of(config: Mapping[str, Any]) -> Any:
+    return (config.get("configurable") or {}).get("thread_id")
 
 
 def _told(answer: Any) -> tuple[str, Any]:

@@ -28,6 +28,7 @@ DPICLError
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 
@@ -141,6 +142,11 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
         super().__init__(message)
         self.requested = requested
         self.remaining = remaining
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Goes to other processes whole: what names are required would otherwise be missing there."""
+        made = partial(type(self), requested=self.requested, remaining=self.remaining)
+        return made, (str(self.args[0]) if self.args else "",), self.__dict__
 
 
 class TenantCapExceededError(PrivacyBudgetExceededError):

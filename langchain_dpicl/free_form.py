@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from langchain_dpicl._answer_spaces import EmbeddingSpace, KeywordSpace, Outcome, Round, Space
 from langchain_dpicl._candidates import KEYWORDS, PublicModel, PublicSide, answer_template
-from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan
+from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._voting_options import check_flags, design_of, wording_of
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.resolve import as_text_backend
@@ -193,7 +193,8 @@ class DPFreeFormRunnable(QueryRunnable):
           on_exhausted: "raise", or "zero_shot": the public model's own answer, free, and marked so in the receipt.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
           memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
-            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs a durable ledger.
+            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
+            ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
@@ -223,7 +224,7 @@ class DPFreeFormRunnable(QueryRunnable):
         check_flags(name=name, progress=progress, with_receipt=with_receipt)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        kept = checked_memo(memo, budget=spender, memo_size=memo_size)
+        kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         engine = as_text_backend(llm)
@@ -263,7 +264,8 @@ class DPFreeFormRunnable(QueryRunnable):
         if kept is not None:
             # Lists that are given decide what an answer can be; in reports they would be too long.
             lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
-            seen = {**texts, **lists, "answer_prompt": _shown_prompt(writes)}
+            models = {"reader": traits_of(llm), "public": traits_of(llm if candidates_llm is None else candidates_llm)}
+            seen = {**texts, **lists, **models, "answer_prompt": _shown_prompt(writes)}
             told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
             memory = AnswerMemo(kept, scope=told, packed=_packed, unpacked=_unpacked)
         return cls(**handles, **options, **own, tenants=tenants, memo=memory)
@@ -302,7 +304,14 @@ class DPFreeFormRunnable(QueryRunnable):
     @override
     def _recalled(self, tenant: Tenant, query: Query) -> Outcome | None:
         owed: Outcome | None = self.owed.recall(tenant, query)
-        return super()._recalled(tenant, query) if owed is None else owed
+        if owed is not None and self.memo is None:
+            return owed
+        found: Outcome | None = super()._recalled(tenant, query)  # by now another process may have written it
+        return owed if found is None else found
+
+    @override
+    def _is_whole(self, outcome: Outcome) -> bool:
+        return outcome.answer is not None
 
     @override
     def _finished(self, tenant: Tenant, query: Query, outcome: Outcome, config: RunnableConfig) -> Walk[Outcome]:
@@ -312,7 +321,7 @@ class DPFreeFormRunnable(QueryRunnable):
             self.owed.remember(tenant, query, owed)  # before anything can fail, or be cancelled
             answer = yield from self._written(query, owed.keywords or (), config)
             outcome = dataclasses.replace(owed, answer=answer)
-            self._keep(tenant, query, outcome)
+            self._keep(tenant, query, outcome, instead_of=owed)
             self.owed.forget(tenant, query, owed)
         finished: Outcome = yield from super()._finished(tenant, query, outcome, config)
         return finished
@@ -353,9 +362,18 @@ def _packed(outcome: Outcome) -> dict[str, Any]:
 
 
 def _unpacked(kept: Mapping[str, Any]) -> Outcome:
-    """Returns an outcome as it was kept."""
-    words = kept["keywords"]
-    return Outcome(kept["answer"], keywords=None if words is None else tuple(words), similarities=kept["similarities"])
+    """Returns an outcome as it was kept.
+
+    Raises:
+      LookupError, TypeError, ValueError, AttributeError: it is none.
+    """
+    answer, words, near = (kept[name] for name in ("answer", "keywords", "similarities"))
+    if not isinstance(answer, str) and not (answer is None and words is not None):
+        raise TypeError("no answer")
+    if not (words is None or (isinstance(words, list) and all(isinstance(word, str) for word in words))):
+        raise TypeError("no keywords")
+    shown = None if near is None else {str(text): float(cosine) for text, cosine in near.items()}
+    return Outcome(answer, keywords=None if words is None else tuple(words), similarities=shown)
 
 
 def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan
+from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._voting_options import (
     Votes,
     VotingTask,
@@ -172,7 +173,8 @@ class DPVotingRunnable(QueryRunnable):
           on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
           memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
-            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs a durable ledger.
+            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
+            ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
@@ -205,7 +207,7 @@ class DPVotingRunnable(QueryRunnable):
         check_flags(name=name, progress=progress, with_receipt=with_receipt, with_scores=with_scores)
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        kept = checked_memo(memo, budget=spender, memo_size=memo_size)
+        kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         plan = _plan(
             private,
@@ -224,7 +226,9 @@ class DPVotingRunnable(QueryRunnable):
         public = {**plan.to_dict(), **task.to_dict(), **reads, **released}
         called = component if component is not None else spender.fresh_name("voting")
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public)
-        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=public)
+        seen = {**public, "reader": traits_of(llm)}
+        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
+        unpacked = partial(_unpacked, width=len(task.labels))
         return cls(
             private=private,
             budget=spender,
@@ -238,7 +242,7 @@ class DPVotingRunnable(QueryRunnable):
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
-            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=_packed, unpacked=_unpacked),
+            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=_packed, unpacked=unpacked),
             with_receipt=with_receipt,
             progress=progress,
             name=name,
@@ -336,10 +340,21 @@ def _packed(outcome: Outcome) -> list[Any]:
     return [None if place is None else int(place), votes]
 
 
-def _unpacked(kept: Any) -> Outcome:
-    """Returns an outcome as it was kept."""
+def _unpacked(kept: Any, *, width: int) -> Outcome:
+    """Returns an outcome as it was kept, among so many labels.
+
+    Raises:
+      ValueError, TypeError: it is none.
+    """
     place, votes = kept
-    return place, None if votes is None else tuple(votes)
+    if not (place is None or (type(place) is int and 0 <= place < width)):
+        raise ValueError("no label")
+    if votes is None:
+        return place, None
+    scores = tuple(float(vote) for vote in votes)
+    if len(scores) != width or not np.isfinite(scores).all():
+        raise ValueError("no votes")
+    return place, scores
 
 
 def _plan(

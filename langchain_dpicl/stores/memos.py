@@ -1,7 +1,7 @@
 """What release memos have in common: answers that were released, kept where they outlive the process.
 
-Knows no record, no model, no budget rule and no framework. All that is kept is released, hence public; a key holds
-hashes alone, so that a memo shows neither who asked nor what.
+Knows no record, no model, no budget rule and no framework. All that is kept is released, hence public. A key holds
+hashes alone: they spell neither who asked nor what, and confirm a guess; a memo is to be protected as its ledger is.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def query_of(values: Sequence[str]) -> str:
 
 
 def _hash(kind: str, value: Any) -> str:
-    # Not the ledger's canonical JSON: a query may hold half of a character, which only escapes can spell.
-    text = json.dumps([kind, value], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    # Not the ledger's canonical JSON: a query may hold half of a character. Two halves are not the whole one.
+    text = json.dumps([kind, value], sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def digest_of(key: MemoKey, told: str) -> str:
@@ -103,12 +103,13 @@ class ReleaseMemo(Protocol):
           MemoError: it cannot be read, or is broken.
         """
 
-    def remember(self, key: MemoKey, told: str) -> None:
-        """Keeps an answer, in place of an earlier one of this key; when it returns, the answer stands.
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        """Keeps an answer, unless another one stands under this key; when it returns, an answer stands.
 
         Args:
           key: of the answer.
           told: the answer, as text.
+          instead_of: an answer that was kept before it was whole; this one takes its place, if it stands.
 
         Raises:
           MemoError: it cannot be written.
@@ -137,6 +138,14 @@ class ReleaseMemo(Protocol):
         """
 
 
+_WORDS = {
+    "expected the ledger": "expected the memo",
+    "expected a server for ledgers": "expected a server for memos",
+    "expected an open store": "expected an open memo",
+    "ledger: expected": "expected",
+}
+
+
 @contextmanager
 def memo_faults() -> Iterator[None]:
     """Turns what the shared parts of stores raise into errors of a memo."""
@@ -144,6 +153,8 @@ def memo_faults() -> Iterator[None]:
         yield
     except LedgerError as error:
         words = str(error).replace(" Nothing is granted.", "").removeprefix("ledger ").removeprefix("memo ")
+        for ledgers, memos in _WORDS.items():
+            words = words.replace(ledgers, memos)
         raise MemoError(f"memo {words}") from None
 
 

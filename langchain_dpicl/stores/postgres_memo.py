@@ -47,8 +47,8 @@ CREATE TABLE IF NOT EXISTS {turns} (
 _IS_THERE = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _RECALL = "SELECT told, digest FROM {answers} WHERE scope = %s AND tenant = %s AND query = %s"
 _REMEMBER = """
-INSERT INTO {answers} (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest
+INSERT INTO {answers} AS kept (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE kept.told = %s
 """
 _DROP_OLDEST = """
 DELETE FROM {answers} WHERE scope = %s AND tenant = %s AND number <= (
@@ -61,7 +61,13 @@ ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until
 WHERE held.until <= clock_timestamp() RETURNING holder
 """
 _LEAVE = "DELETE FROM {turns} WHERE scope = %s AND tenant = %s AND query = %s AND holder = %s"
+# Of holders that were killed; what somebody else is about to change is left to that one.
+_END_LATE_TURNS = """
+DELETE FROM {turns} WHERE ctid IN (
+    SELECT ctid FROM {turns} WHERE until <= clock_timestamp() FOR UPDATE SKIP LOCKED)
+"""
 _FORGET = "DELETE FROM {answers} WHERE tenant = %s"
+_FORGET_TURNS = "DELETE FROM {turns} WHERE tenant = %s"
 
 
 class PostgresMemo(ReleaseMemo):
@@ -175,11 +181,11 @@ class PostgresMemo(ReleaseMemo):
             (found,) = turn.look([(self._query(_RECALL), key)])
         return checked(key, *found[0], where=self.description) if found else None
 
-    def remember(self, key: MemoKey, told: str) -> None:
-        """Keeps an answer, durably; see `ReleaseMemo`."""
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
         whose = (key.scope, key.tenant)
         self._written(
-            (self._query(_REMEMBER), (*key, told, digest_of(key, told))),
+            (self._query(_REMEMBER), (*key, told, digest_of(key, told), instead_of)),
             (self._query(_DROP_OLDEST), (*whose, *whose, self._size)),
         )
 
@@ -188,13 +194,14 @@ class PostgresMemo(ReleaseMemo):
         return self._written((self._query(_CLAIM), (*key, holder, self._turn)))[0] == 1
 
     def leave(self, key: MemoKey, holder: str) -> None:
-        """Ends a turn; see `ReleaseMemo`."""
-        self._written((self._query(_LEAVE), (*key, holder)))
+        """Ends a turn, and those that are over; see `ReleaseMemo`."""
+        self._written((self._query(_LEAVE), (*key, holder)), (self._query(_END_LATE_TURNS), ()))
 
     def forget(self, tenant: str) -> int:
         """Drops every answer of a tenant; what it asks again is charged again.
 
-        Components that are at work go on telling what they know; those that are built from now on do not.
+        Components that are at work go on telling what they know; those that are built from now on do not. Agents'
+        tools ask under the name of a thread: that is `thread_tenant(thread_id, tenant=...)`, and is dropped by itself.
 
         Args:
           tenant: its name; "": of nobody in particular.
@@ -205,7 +212,8 @@ class PostgresMemo(ReleaseMemo):
         Raises:
           MemoError: the server cannot be reached or written.
         """
-        return self._written((self._query(_FORGET), (tenant_of(tenant),)))[0]
+        whose = (tenant_of(tenant),)
+        return self._written((self._query(_FORGET), whose), (self._query(_FORGET_TURNS), whose))[0]
 
     def close(self) -> None:
         """Closes the connection; nothing can be asked afterwards."""

@@ -13,11 +13,12 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from langchain_dpicl.exceptions import MemoError
-from langchain_dpicl.privacy._validate import check_int, check_positive
+from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
 from langchain_dpicl.stores._sqlite_file import _check_local, sync_folder
 from langchain_dpicl.stores._sqlite_logs import check_new_name, check_no_log
 from langchain_dpicl.stores.memos import (
@@ -59,16 +60,21 @@ _CONNECTION = "PRAGMA synchronous = EXTRA; PRAGMA fullfsync = 1; PRAGMA trusted_
 _RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"
 _REMEMBER = (
     "INSERT INTO answers (scope, tenant, query, told, digest) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest"
+    "ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE told = ?"
 )
 _DROP_OLDEST = (
     "DELETE FROM answers WHERE scope = ?1 AND tenant = ?2 AND number <= (SELECT number FROM answers "
     "WHERE scope = ?1 AND tenant = ?2 ORDER BY number DESC LIMIT 1 OFFSET ?3)"
 )
+_LONGEST_TURN = 7 * 86400.0
 # A turn that seems to end long after any could was taken by a clock that went wrong.
 _END_LATE_TURNS = "DELETE FROM turns WHERE until <= ? OR until > ?"
 _CLAIM = "INSERT OR IGNORE INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?)"
 _LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND holder = ?"
+
+T = TypeVar("T")
+_PATIENCE, _PAUSE = 0.02, 0.01
+"""Seconds that SQLite waits for others, holding this process's lock; and between two tries, holding nothing."""
 
 # SQLite's notes on locks must not be in use when a process forks, or the child believes in locks that it does not hold.
 _AT_WORK = threading.RLock()
@@ -92,7 +98,7 @@ class SQLiteMemo(ReleaseMemo):
     Args:
       path: the file; made with rights for its owner alone.
       size: answers kept of one component for one tenant.
-      turn_seconds: how long others who ask the same wait for an answer that is under way.
+      turn_seconds: how long others who ask the same wait for an answer that is under way; at most a week.
       timeout: seconds to wait for other processes that write.
 
     Raises:
@@ -118,15 +124,14 @@ class SQLiteMemo(ReleaseMemo):
         timeout: float = 60.0,
     ) -> None:
         self._size = check_int("size", size, low=1)
-        self._turn = check_positive("turn_seconds", turn_seconds)
+        self._turn = check_real("turn_seconds", turn_seconds, low=0.0, high=_LONGEST_TURN, low_open=True)
         self._timeout = check_positive("timeout", timeout)
         self._path = Path(os.path.realpath(path))
         with memo_faults():
             _prepare(self._path)
-        with self._open() as connection:
-            found = connection.execute("PRAGMA quick_check(1)").fetchall()
-            if found != [("ok",)]:
-                raise _broken(self._path, str(found[0][0]))
+        (found,) = self._done(lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone())
+        if found != "ok":
+            raise _broken(self._path, str(found))
 
     @property
     def path(self) -> Path:
@@ -140,33 +145,37 @@ class SQLiteMemo(ReleaseMemo):
 
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
-        with self._open() as connection:
-            found = connection.execute(_RECALL, key).fetchone()
+        found = self._done(lambda connection: connection.execute(_RECALL, key).fetchone())
         return None if found is None else checked(key, *found, where=str(self._path))
 
-    def remember(self, key: MemoKey, told: str) -> None:
-        """Keeps an answer, durably; see `ReleaseMemo`."""
-        with self._writing() as connection:
-            connection.execute(_REMEMBER, (*key, told, digest_of(key, told)))
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(_REMEMBER, (*key, told, digest_of(key, told), instead_of))
             connection.execute(_DROP_OLDEST, (key.scope, key.tenant, self._size))
+
+        self._written(write)
 
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, unless somebody else has it; see `ReleaseMemo`."""
-        with self._writing() as connection:
+
+        def take(connection: sqlite3.Connection) -> bool:
             now = time.time()
-            connection.execute(_END_LATE_TURNS, (now, now + 1000 * self._turn))
-            taken = connection.execute(_CLAIM, (*key, holder, now + self._turn)).rowcount
-        return taken == 1
+            connection.execute(_END_LATE_TURNS, (now, now + _LONGEST_TURN))
+            return connection.execute(_CLAIM, (*key, holder, now + self._turn)).rowcount == 1
+
+        return self._written(take)
 
     def leave(self, key: MemoKey, holder: str) -> None:
         """Ends a turn; see `ReleaseMemo`."""
-        with self._writing() as connection:
-            connection.execute(_LEAVE, (*key, holder))
+        self._written(lambda connection: connection.execute(_LEAVE, (*key, holder)))
 
     def forget(self, tenant: str) -> int:
         """Drops every answer of a tenant; what it asks again is charged again.
 
-        Components that are at work go on telling what they know; those that are built from now on do not.
+        Components that are at work go on telling what they know; those that are built from now on do not. Agents'
+        tools ask under the name of a thread: that is `thread_tenant(thread_id, tenant=...)`, and is dropped by itself.
 
         Args:
           tenant: its name; "": of nobody in particular.
@@ -177,23 +186,44 @@ class SQLiteMemo(ReleaseMemo):
         Raises:
           MemoError: the file cannot be written.
         """
-        with self._writing() as connection:
-            return int(connection.execute("DELETE FROM answers WHERE tenant = ?", (tenant_of(tenant),)).rowcount)
+        whose = (tenant_of(tenant),)
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Holds the file's only write lock; what is written stands if the block ends well."""
-        with self._open() as connection:
+        def drop(connection: sqlite3.Connection) -> int:
+            connection.execute("DELETE FROM turns WHERE tenant = ?", whose)
+            return int(connection.execute("DELETE FROM answers WHERE tenant = ?", whose).rowcount)
+
+        return self._written(drop)
+
+    def _written(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Acts under the file's only write lock; what is written stands if the action ends well."""
+
+        def write(connection: sqlite3.Connection) -> T:
             connection.execute("BEGIN IMMEDIATE")
-            yield connection
+            done = action(connection)
             connection.execute("COMMIT")
+            return done
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """Opens the file that the path names now, checks that it is ours, and closes it after the block."""
-        with _AT_WORK, _errors_of(self._path), contextlib.closing(_connected(self._path, self._timeout)) as connection:
+        return self._done(write)
+
+    def _done(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        """Acts on the file that the path names now, if it is ours; as a whole once more while others hold its lock.
+
+        In between nothing is held, so that other memos, threads and forks of this process need not wait as well.
+        """
+        end = time.monotonic() + self._timeout
+        with _errors_of(self._path):
+            while True:
+                try:
+                    return self._tried(action)
+                except sqlite3.OperationalError as error:
+                    if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                        raise
+                time.sleep(_PAUSE)
+
+    def _tried(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        with _AT_WORK, contextlib.closing(_connected(self._path, _PATIENCE)) as connection:
             _check_ours(connection, self._path)
-            yield connection
+            return action(connection)
 
     def __repr__(self) -> str:
         return f"SQLiteMemo({str(self._path)!r})" if hasattr(self, "_path") else "SQLiteMemo(not made)"

@@ -13,6 +13,9 @@ from langchain_dpicl.exceptions import MemoError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, checked, digest_of
 
+_PROBE = MemoKey("probe", "probe", "probe")
+"""What is written to hear whether anything can be; no answer has this key."""
+
 
 class StoreMemo(ReleaseMemo):
     """Keeps released answers in a LangChain `BaseStore` (`mget`, `mset`) or a LangGraph one (`get`, `put`).
@@ -23,6 +26,7 @@ class StoreMemo(ReleaseMemo):
 
     Formal guarantees:
       - An answer is found by its own plan, tenant and query alone, and only unbroken.
+      - A store that cannot be written is noticed before a ticket is taken.
       - Threads of one process that ask the same pay once; processes that ask the same at the same moment may each pay.
 
     Args:
@@ -73,12 +77,14 @@ class StoreMemo(ReleaseMemo):
         kept = found if isinstance(found, dict) else {}
         return checked(key, kept.get("told"), kept.get("digest"), where=self.description)
 
-    def remember(self, key: MemoKey, told: str) -> None:
-        """Keeps an answer; see `ReleaseMemo`."""
-        self._asked(lambda: self._write(key, {"told": told, "digest": digest_of(key, told)}))
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        """Keeps an answer where none stands, as far as this process can see; see `ReleaseMemo`."""
+        if self.recall(key) in {None, instead_of}:
+            self._asked(lambda: self._write(key, {"told": told, "digest": digest_of(key, told)}))
 
     def claim(self, key: MemoKey, holder: str) -> bool:  # noqa: ARG002  the store has no turns
-        """Is always granted: such a store cannot keep turns."""
+        """Is always granted, as such a store cannot keep turns, where it can be written: before a ticket is taken."""
+        self._asked(lambda: self._write(_PROBE, {"told": "", "digest": ""}))
         return True
 
     def leave(self, key: MemoKey, holder: str) -> None:

@@ -61,10 +61,18 @@ class MemoContract:
         assert memo.recall(KEY) == TOLD
         assert [memo.recall(key) for key in others()] == [str(number) for number in range(9)]
 
-    def test_the_later_answer_takes_the_place_of_the_earlier_one(self, memo: ReleaseMemo) -> None:
+    def test_the_first_answer_stays(self, memo: ReleaseMemo) -> None:
         for told in ("first", "second", "second"):
             memo.remember(KEY, told)
-        assert self.reopen(memo).recall(KEY) == "second"
+        assert self.reopen(memo).recall(KEY) == "first"
+
+    def test_an_answer_that_was_not_whole_is_completed_once(self, memo: ReleaseMemo) -> None:
+        memo.remember(KEY, "owed")
+        memo.remember(KEY, "whole", instead_of="owed")
+        memo.remember(KEY, "late", instead_of="owed")
+        assert self.reopen(memo).recall(KEY) == "whole"
+        memo.remember(others()[0], "whole", instead_of="owed")
+        assert self.reopen(memo).recall(others()[0]) == "whole"
 
     def test_whoever_asks_first_has_the_turn_and_may_leave_it(self, memo: ReleaseMemo) -> None:
         assert memo.claim(KEY, "one")
@@ -147,6 +155,13 @@ class SharedMemoContract(MemoContract):
         assert memo.recall(KEY) is None
         assert memo.recall(others()[2]) == TOLD
         assert memo.forget("acme") == 0
+
+    def test_a_tenant_that_is_forgotten_leaves_no_turn_behind(self, memo: Any) -> None:
+        assert memo.claim(KEY, "killed")
+        assert memo.claim(others()[2], "another tenant")
+        memo.forget("acme")
+        assert memo.claim(KEY, "next")
+        assert not memo.claim(others()[2], "next")
 
     def test_what_is_kept_holds_neither_tenant_nor_query(self, memo: ReleaseMemo) -> None:
         key = KEY._replace(query=query_of(["a question that is nobody's business"]))

@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
 from langchain_dpicl.stores import PostgresMemo
-from tests.contracts.memo import KEY, TOLD, SharedMemoContract
+from tests.contracts.memo import KEY, TOLD, SharedMemoContract, others
 from tests.faults.children import together
 from tests.postgres import PostgresServer
 
@@ -65,6 +65,23 @@ class TestPostgresMemo(SharedMemoContract):
             return mine.claim(KEY, str(id(mine)))
 
         assert sum(together([act] * 3)) == 1
+
+    def test_turns_of_holders_that_were_killed_go_with_the_next_that_ends(self, memo: PostgresMemo) -> None:
+        for number, key in enumerate(others()):
+            assert memo.claim(key, str(number))
+        self.change(memo, self.END_OF_TURNS)
+        assert memo.claim(KEY, "alive")
+        assert memo.claim(others()[0], "alive too")
+        memo.leave(KEY, "alive")
+        assert [row[0] for row in self.change(memo, "SELECT holder FROM {turns}")] == ["alive too"]
+
+    def test_its_faults_speak_of_the_memo(self, memo: PostgresMemo) -> None:
+        waits = PostgresMemo.open(self.server.conninfo(), schema=self.schema, timeout=0.2)
+        with psycopg.connect(self.server.conninfo()) as other:
+            other.execute(f"LOCK TABLE {self.schema}.dpicl_memo_1 IN ACCESS EXCLUSIVE MODE".encode())
+            with pytest.raises(MemoError, match="expected the memo within") as caught:
+                waits.recall(KEY)
+        assert "ledger" not in str(caught.value)
 
     def test_a_closed_memo_says_so(self, memo: PostgresMemo) -> None:
         memo.close()

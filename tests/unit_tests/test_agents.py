@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from typing import Any
 
@@ -13,8 +15,15 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_dpicl import agents
 from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant
-from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError, ModelCallError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    TenantCapExceededError,
+)
 from langchain_dpicl.querying import QueryRunnable
+from langchain_dpicl.stores import SQLiteMemo
 from tests.faults.children import Child
 from tests.free_form_doubles import embedding
 from tests.memo_house import CANARY, DEAF, LABELS, House, house, no_prices, used
@@ -79,6 +88,28 @@ def test_a_config_may_lower_an_allowance_and_never_raise_it(house: House) -> Non
     assert tool.invoke(call("b"), thread(tenant_max_queries=9)).content == CAPPED
 
 
+def test_what_a_thread_was_told_is_forgotten_under_its_own_name(house: House) -> None:
+    def source() -> str:
+        told = private_tool(house.voter()).invoke(call("a"), thread(tenant="oslo"))
+        return str(told.artifact["receipt"]["source"])
+
+    told, memo = [source(), source()], SQLiteMemo(house.memo)
+    assert memo.forget("oslo") == 0  # whose a thread is, a memo cannot tell
+    assert memo.forget(thread_tenant(17, tenant="oslo")) == 1
+    assert [*told, source()] == ["release", "memo", "release"]
+
+
+@pytest.mark.parametrize("way", ["pickle", "copy"])
+def test_refusals_go_whole_to_other_processes(way: str) -> None:
+    for kind in (PrivacyBudgetExceededError, TenantCapExceededError):
+        error = kind("spent.", requested=1, remaining=0.5)
+        error.args = ("spent. Build another.",)
+        error.add_note("of yours")
+        again = pickle.loads(pickle.dumps(error)) if way == "pickle" else copy.copy(error)  # noqa: S301  our own bytes
+        assert (type(again), again.args, again.requested, again.remaining) == (kind, error.args, 1, 0.5)
+        assert again.__notes__ == ["of yours"]
+
+
 def test_the_component_has_the_last_word_on_caps(house: House) -> None:
     tool = private_tool(house.voter(tenant_max_queries=1), queries_per_thread=None)
     assert tool.invoke(call("a"), thread()).status == "success"
@@ -127,14 +158,16 @@ def test_what_is_no_component_is_refused(house: House) -> None:
     for bad in (None, house.voter().with_config(tags=["x"]), "voter"):
         with pytest.raises(ConfigurationError, match="component"):
             private_tool(bad)
-    clashing = house.voter(example_prompt="{text} {queue}", suffix="{config}:")
-    with pytest.raises(ConfigurationError, match="config"):
-        private_tool(clashing)
+    for name in ("config", "self", "model_config"):
+        clashing = house.voter(component=f"of {name}", example_prompt="{text} {queue}", suffix=f"{{{name}}}:")
+        with pytest.raises(ConfigurationError, match=f"variables other than .*{name}"):
+            private_tool(clashing)
 
 
 def test_names_of_threads_are_short_unambiguous_and_hashed() -> None:
     names = [thread_tenant("17"), thread_tenant("17", tenant="oslo"), thread_tenant('17", "oslo')]
     assert len(set(names)) == 3
+    assert thread_tenant("\U0001f600") != thread_tenant("\ud83d\ude00")
     assert thread_tenant("anna@example.org" * 99).startswith("thread-")
     assert {len(name) for name in names} == {39}
 
@@ -174,6 +207,12 @@ def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
     seen = Seen()
     voter.invoke("a question", {"metadata": budget_metadata(voter), "callbacks": [seen]})
     assert seen.chains[0]["dpicl_queries_left"] == 39
+
+
+def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
+    desk = agents.Desk(house.voter(tenant_max_queries=3), allowance=5, per="thread")
+    shown = [desk.metadata(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
+    assert shown == [3, 1]
 
 
 def test_metadata_of_a_ledger_that_is_out_say_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +290,20 @@ async def test_an_agent_asks_within_its_allowance_and_reads_refusals(house: Hous
     assert {shown["mine"] for shown in seen.models} == {"stays"}
     assert used(house.voter()) == 2
     assert CANARY not in str(seen.models) + str(seen.chains) + str(done)
+
+
+@pytest.mark.parametrize("questions", [[], ["a"]], ids=["no question", "a question"])
+def test_an_agent_without_a_thread_works_until_it_asks(house: House, questions: list[str]) -> None:
+    seen = Seen()
+    agent = agent_of(house.voter(), questions)
+    if questions:
+        with pytest.raises(ConfigurationError, match="thread"):
+            agent.invoke(SAYS, {"callbacks": [seen]})
+    else:
+        agent.invoke(SAYS, {"callbacks": [seen]})
+    assert "dpicl_queries_left" in seen.models[0]
+    assert "dpicl_allowance_left" not in seen.models[0]
+    assert used(house.voter()) == 0
 
 
 def test_two_voters_are_two_tools_of_one_agent(house: House) -> None:

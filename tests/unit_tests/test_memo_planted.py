@@ -42,6 +42,26 @@ def told_of_another_ledger_and_data_set(patch: Patch) -> None:
     patch.setattr(_query_memo, "scope_of", lambda scope: real({"plan": scope["plan"]}))
 
 
+def told_of_another_model(patch: Patch) -> None:
+    """What models are like is no part of the key."""
+    patch.setattr(voting, "traits_of", lambda model: {})
+
+
+def the_last_answer_stays(patch: Patch) -> None:
+    """Whoever ends last is who others are told of."""
+    patch.setattr(sqlite_memo, "_REMEMBER", f"{sqlite_memo._REMEMBER} OR 1")
+
+
+def waits_with_the_lock(patch: Patch) -> None:
+    """A memo that waits for other processes holds up all memos of its own."""
+    patch.setattr(sqlite_memo, "_PATIENCE", 3.0)
+
+
+def dropped_where_too_many_wait(patch: Patch) -> None:
+    """Nobody minds how many answers wait to be written."""
+    patch.setattr(AnswerMemo, "_make_room", lambda _: None)
+
+
 def told_whatever_was_asked(patch: Patch) -> None:
     """The query is no part of the key."""
     patch.setattr(_query_memo, "query_of", lambda query: "anything")
@@ -98,6 +118,7 @@ def turns_for_ever(patch: Patch) -> None:
 
 def lost_where_the_memo_is_out(patch: Patch) -> None:
     """An answer that cannot be kept is dropped."""
+    patch.setattr(AnswerMemo, "_hold", lambda *_: None)
     patch.setattr(tenants.Tenants, "remember", lambda *_: None)
 
 
@@ -147,6 +168,14 @@ def over(test: Callable[..., Any], *args: Any) -> Found:
     return lambda made: test(made, *args)
 
 
+def with_patch(test: Callable[[House, Patch], Any]) -> Found:
+    def run(made: House) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            test(made, patch)
+
+    return run
+
+
 def contract(name: str) -> Found:
     suite = test_memos.TestSQLiteMemo()
 
@@ -167,6 +196,10 @@ ORDER = test_query_memo.test_the_answer_stands_in_the_memo_before_its_ticket_is_
 PLANTED: list[tuple[Callable[[Patch], None], Found]] = [
     (shared_between_tenants, over(test_query_memo.test_nothing_is_told_to_another_tenant)),
     (told_of_another_plan, over(test_query_memo.test_nothing_is_told_of_another_plan, {"prefix": "Sort it."})),
+    (told_of_another_model, over(test_query_memo.test_nothing_is_told_of_other_instructions_or_another_model, {"instructions": "Say one of:"})),
+    (the_last_answer_stays, over(test_query_memo.test_of_two_answers_that_were_paid_for_the_earlier_one_stays)),
+    (waits_with_the_lock, lambda made: test_memos.test_a_memo_that_waits_for_others_holds_up_no_other_memo_and_no_fork(made.folder)),
+    (dropped_where_too_many_wait, with_patch(test_query_memo.test_while_too_many_paid_answers_wait_no_other_question_is_charged)),
     (told_of_another_ledger_and_data_set, over(test_query_memo.test_nothing_is_told_of_another_plan, {"component": "b"})),
     (told_of_another_ledger_and_data_set, lambda made: test_query_memo.test_nothing_is_told_of_another_data_set_or_ledger(made, made.folder)),
     (told_whatever_was_asked, over(test_query_memo.test_what_was_paid_for_is_told_when_nothing_is_left)),

@@ -10,12 +10,15 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.stores import InMemoryByteStore
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
@@ -29,7 +32,7 @@ from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.stores import MemoKey, ReleaseMemo, SQLiteMemo, StoreMemo
 from tests.faults.children import Child, together
 from tests.free_form_doubles import PublicChat, embedding, keywords
-from tests.memo_house import CANARY, DEAF, Engine, House, house, no_prices, used, who
+from tests.memo_house import CANARY, DEAF, LABELS, Engine, House, house, no_prices, used, who
 
 __all__ = ["house", "no_prices"]
 
@@ -94,6 +97,35 @@ def test_nothing_is_told_of_another_plan(house: House, change: dict[str, Any]) -
     assert used(other) == before + 1
 
 
+class Writer(PublicChat):
+    """Has a name and a temperature, as models of providers have."""
+
+    model_name: str = "a"
+    temperature: float | None = None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"instructions": "Answer with the opposite of one of these:"},
+        {"options": {"temperature": 0.5}},
+        {"llm": Writer(says=["card"], model_name="b")},
+    ],
+    ids="-".join,
+)
+def test_nothing_is_told_of_other_instructions_or_another_model(house: House, change: dict[str, Any]) -> None:
+    given = {"llm": Writer(says=["card"])}
+    engines = [TextVoteBackend(**given), TextVoteBackend(**given), TextVoteBackend(**{**given, **change})]
+    told = [house.voter(llm=engine, votes="text").invoke("which?").receipt.source for engine in engines]
+    assert told == ["release", "memo", "release"]
+
+
+def test_two_halves_of_a_character_are_another_question_than_the_whole_one(house: House) -> None:
+    house.voter().invoke("\U0001f600")
+    assert house.voter().invoke("\ud83d\ude00").receipt.source == "release"
+    assert house.voter().invoke("\ud83d\ude00").receipt.source == "memo"
+
+
 def test_nothing_is_told_of_another_data_set_or_ledger(house: House, tmp_path: Path) -> None:
     first = house.voter()
     first.invoke("which?")
@@ -145,6 +177,7 @@ def test_a_price_that_a_later_accountant_reads_otherwise_loses_no_answer(house: 
         for change in ({}, {"epsilon": 0.9}, {"delta": 1e-7, "implementation_delta": 0.0}, {"noise_multiplier": 0.6})
     ]
     assert scopes[0] == scopes[1] == scopes[2] != scopes[3]
+    assert scopes[0]["format"] == 1  # what is kept in another way is not looked at
 
 
 # -- order, faults, kills ----------------------------------------------------------------------------------------------
@@ -168,9 +201,9 @@ class Spy(SQLiteMemo):
         self._note("recall")
         return super().recall(key)
 
-    def remember(self, key: MemoKey, told: str) -> None:
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         self._note("remember")
-        super().remember(key, told)
+        super().remember(key, told, instead_of=instead_of)
 
     def claim(self, key: MemoKey, holder: str) -> bool:
         self._note("claim")
@@ -221,6 +254,105 @@ def test_an_answer_that_cannot_be_kept_is_not_told_and_not_lost(house: House) ->
     assert voter.invoke("which?", who("acme")).receipt.source == "memo"
     assert house.voter(**DEAF).invoke("which?", who("acme")).receipt.source == "memo"
     assert used(voter) == 1
+
+
+def test_while_too_many_paid_answers_wait_no_other_question_is_charged(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_dpicl._query_memo._MOST_UNSAVED", 2)
+    spy = Spy(house.memo)
+    voter = house.voter(memo=spy)
+    spy.fails = {"remember"}
+    for name in ("acme", "other", "third"):
+        with pytest.raises(MemoError):
+            voter.invoke("which?", who(name))
+    with pytest.raises(MemoError, match=r"2 answers that were paid for wait.* nothing was charged"):
+        voter.invoke("else?", who("acme"))
+    assert used(voter) == 2
+    spy.fails = set()
+    assert voter.invoke("else?", who("acme")).receipt.source == "release"
+    again = house.voter(memo=spy)  # all that waited stands by now
+    assert [again.invoke("which?", who(name)).receipt.source for name in ("acme", "other")] == ["memo", "memo"]
+    assert used(voter) == 3
+
+
+class ReadOnly(InMemoryByteStore):
+    def mset(self, pairs: Any) -> None:
+        raise PermissionError(f"redis://user:{CANARY}@host")
+
+
+def test_a_store_that_cannot_be_written_is_noticed_before_anything_is_charged(house: House) -> None:
+    voter = house.voter(memo=StoreMemo(ReadOnly(), durable=True))
+    for text in ("a", "b"):
+        with pytest.raises(MemoError, match="PermissionError") as caught:
+            voter.invoke(text)
+        assert CANARY not in str(caught.value)
+    assert used(voter) == 0
+
+
+class Own(ReleaseMemo):
+    """Somebody's memo that raises what it likes."""
+
+    durable, description = True, "a memo of their own"
+    fails: str = ""
+
+    def _is_up(self, name: str) -> None:
+        if name == self.fails:
+            raise ConnectionError(f"pw={CANARY}")
+
+    def recall(self, key: MemoKey) -> None:
+        self._is_up("recall")
+
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        self._is_up("remember")
+
+    def claim(self, key: MemoKey, holder: str) -> bool:
+        self._is_up("claim")
+        return True
+
+    def leave(self, key: MemoKey, holder: str) -> None:
+        self._is_up("leave")
+
+
+@pytest.mark.parametrize(("what", "charged"), [("recall", 0), ("claim", 0), ("remember", 1)])
+def test_what_a_memo_of_ones_own_raises_is_told_by_its_kind_alone(house: House, what: str, charged: int) -> None:
+    own = Own()
+    own.fails = what
+    voter = house.voter(memo=own)
+    with pytest.raises(MemoError, match="found ConnectionError") as caught:
+        voter.invoke("which?")
+    assert CANARY not in str(caught.value)
+    assert used(voter) == charged
+
+
+def test_a_paid_answer_that_a_memo_drops_at_once_is_told_all_the_same(house: House) -> None:
+    own = Own()  # it keeps nothing
+    own.fails = "remember"
+    voter = house.voter(memo=own)
+    with pytest.raises(MemoError):
+        voter.invoke("which?")
+    own.fails = ""
+    assert voter.invoke("which?").receipt.source == "memo"
+    assert used(voter) == 1
+
+
+def test_a_turn_that_a_memo_of_ones_own_does_not_end_costs_no_answer(house: House) -> None:
+    own = Own()
+    own.fails = "leave"
+    assert house.voter(memo=own).invoke("which?").receipt.source == "release"
+
+
+BAD_VOTES = ("[99, null]", "[-1, null]", "[2, null]", "[0]", "null", "{", "[true, null]", "[0.5, null]", '["x", null]')
+BAD_SCORES = ("[0, [1.0]]", "[0, [NaN, 1.0]]", '[0, ["x", 1]]', "[0, 1]", "[" * 100_000)
+
+
+@pytest.mark.parametrize("forged", BAD_VOTES + BAD_SCORES, ids=range(14))
+def test_an_entry_that_is_no_vote_is_told_as_broken(house: House, forged: str) -> None:
+    memo, voter = SQLiteMemo(house.memo), house.voter()
+    memo.remember(voter.memo._key(voter.tenants.of({}), ("which?",)), forged)
+    with pytest.raises(MemoError, match="broken"):
+        voter.invoke("which?")
+    assert used(voter) == 0
 
 
 def test_a_turn_that_cannot_be_left_loses_no_answer(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -359,6 +491,14 @@ def test_a_process_that_takes_longer_than_its_turn_is_waited_for_no_longer(house
     assert house.voter(memo=memo).invoke("which?").receipt.source == "memo"
 
 
+def test_of_two_answers_that_were_paid_for_the_earlier_one_stays(house: House) -> None:
+    first, late = house.voter(), house.voter()
+    query = late.wording.query("which?")
+    assert first.invoke("which?").label == "card"
+    late.memo.keep(late.tenants.of({}), query, (LABELS.index("transfer"), None))  # took longer than its turn
+    assert house.voter().invoke("which?").label == "card"
+
+
 async def test_tasks_and_threads_wait_without_holding_up_the_loop(house: House) -> None:
     slow, other = house.voter(llm=Engine(0.3)), house.voter()  # two components as of two processes
     ticks = 0
@@ -431,6 +571,40 @@ def test_keywords_whose_answer_could_not_be_written_are_owed_by_every_process(wr
     assert writes(keywords, candidates_llm=PublicChat(says=["No."])).invoke("what now?").answer == "Written later."
 
 
+class Slow(PublicChat):
+    """Takes its time over all but its first answer."""
+
+    delay: float = 0.0
+
+    def _generate(self, *args: Any, **options: Any) -> Any:
+        time.sleep(self.delay if self.turn[0] else 0.0)
+        return super()._generate(*args, **options)
+
+
+def test_an_answer_that_another_process_is_writing_is_waited_for(writes: Any) -> None:
+    first = writes(keywords, candidates_llm=Slow(says=["zero-shot", "Answer A."], delay=0.7))
+    says = Slow(says=["zero-shot", "Answer B."])
+    second = writes(keywords, candidates_llm=says)
+    query = second.wording.query("what now?")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(first.invoke, "what now?")
+        while second.memo.recall(second.tenants.of({}), query) is None:  # released, and still to be written
+            assert not writing.done()
+            time.sleep(0.01)
+        told = second.invoke("what now?")
+        assert (told.answer, writing.result().answer) == ("Answer A.", "Answer A.")
+    assert says.asked == []
+    assert used(second) == 1
+
+
+def test_keywords_that_another_process_made_a_sentence_of_are_written_once(writes: Any) -> None:
+    first = writes(keywords, candidates_llm=PublicChat(says=["zero-shot", ModelCallError("out"), "Answer A."]))
+    with pytest.raises(ModelCallError):
+        first.invoke("what now?")
+    second = writes(keywords, candidates_llm=PublicChat(says=["Answer B."]))
+    assert [one.invoke("what now?").answer for one in (second, first, first)] == ["Answer B."] * 3
+
+
 @pytest.mark.parametrize(
     "change", [{"keyword_domain": ["police", "bank", "claim"]}, {"answer_prompt": "Say {keywords} to {input}"}]
 )
@@ -441,6 +615,45 @@ def test_lists_and_prompts_that_no_report_shows_are_part_of_the_plan(writes: Any
     except Exception:
         other = writes(keywords, component="notes-2", **change)
     assert other.invoke("what now?").receipt.source == "release"
+
+
+@pytest.mark.parametrize("change", [{"model_name": "b"}, {"temperature": 0.5}], ids="-".join)
+def test_another_model_that_writes_in_public_is_another_plan(writes: Any, change: dict[str, Any]) -> None:
+    said = {"says": ["zero-shot", "From a."]}
+    models = [Writer(**said), Writer(**said), Writer(says=["zero-shot", "From b."], **change)]
+    told = [writes(keywords, candidates_llm=model).invoke("what now?") for model in models]
+    assert [answer.receipt.source for answer in told] == ["release", "memo", "release"]
+    assert [answer.answer for answer in told] == ["From a.", "From a.", "From b."]
+
+
+def test_settings_that_are_bound_to_a_model_count_as_its_own(writes: Any) -> None:
+    model = Writer(says=["zero-shot", "Said."])
+    told = [
+        writes(keywords, candidates_llm=model.bind(temperature=warmth)).invoke("what now?") for warmth in (0.1, 0.2)
+    ]
+    assert [answer.receipt.source for answer in told] == ["release", "release"]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "[]",
+        '{"answer": "x"}',
+        '{"answer": null, "keywords": null, "similarities": null}',
+        '{"answer": 3, "keywords": ["a"], "similarities": null}',
+        '{"answer": "x", "keywords": "ab", "similarities": null}',
+        '{"answer": "x", "keywords": null, "similarities": {"x": "y"}}',
+        '{"answer": "x", "keywords": null, "similarities": [1]}',
+    ],
+    ids=range(7),
+)
+def test_an_entry_that_is_no_answer_in_free_form_is_told_as_broken(writes: Any, house: House, forged: str) -> None:
+    component = writes(keywords)
+    memo = SQLiteMemo(house.memo)
+    memo.remember(component.memo._key(component.tenants.of({}), ("what now?",)), forged)
+    with pytest.raises(MemoError, match="broken"):
+        component.invoke("what now?")
+    assert used(component) == 0
 
 
 def test_other_candidates_are_another_plan(writes: Any) -> None:
@@ -458,17 +671,22 @@ def test_a_memo_that_would_never_find_anything_is_refused(house: House, tmp_path
         house.voter(private=house.examples("others"), budget=in_memory, memo=tmp_path / "other.db")
     with pytest.raises(ConfigurationError, match="memo_size"):
         house.voter(memo_size=0)
+    with pytest.raises(ConfigurationError, match="component: expected a name"):
+        house.voter(component=None)
     with pytest.raises(ConfigurationError, match="memo: expected"):
         house.voter(memo=3)
     assert house.budget.remaining_epsilon == 1e5
 
 
 def test_a_store_of_somebody_else_serves_as_a_memo(house: House) -> None:
-    from langchain_core.stores import InMemoryByteStore
-
     memo = StoreMemo(InMemoryByteStore())
     assert isinstance(memo, ReleaseMemo)
     assert [house.voter(memo=memo).invoke("which?").receipt.source for _ in range(2)] == ["release", "memo"]
+
+
+def test_an_unnamed_free_form_component_with_a_memo_is_refused(writes: Any) -> None:
+    with pytest.raises(ConfigurationError, match="component: expected a name"):
+        writes(embedding, component=None)
 
 
 def test_copies_have_the_same_memo_and_nobody_may_choose_it_by_config(house: House) -> None:

@@ -162,7 +162,43 @@ def test_a_file_that_another_writes_to_for_too_long_is_said(tmp_path: Path) -> N
     memo.remember(KEY, TOLD)
 
 
-@pytest.mark.parametrize("bad", [{"size": 0}, {"turn_seconds": 0.0}, {"timeout": -1.0}, {"size": "3"}])
+def test_a_memo_that_waits_for_others_holds_up_no_other_memo_and_no_fork(tmp_path: Path) -> None:
+    locked, idle = SQLiteMemo(tmp_path / "locked.db", timeout=3.0), SQLiteMemo(tmp_path / "idle.db")
+    with contextlib.closing(sqlite3.connect(locked.path, isolation_level=None)) as other, ThreadPoolExecutor(3) as pool:
+        other.execute("BEGIN EXCLUSIVE")
+        start = time.monotonic()
+        waiting = [pool.submit(locked.remember, KEY, TOLD) for _ in range(2)] + [pool.submit(locked.recall, KEY)]
+        time.sleep(0.1)
+        idle.remember(KEY, TOLD)
+        assert Child(lambda _: idle.recall(KEY)).result() == TOLD
+        assert time.monotonic() - start < 2.5
+        for late in waiting:
+            with pytest.raises(MemoError, match="SQLITE_BUSY"):
+                late.result()
+        assert time.monotonic() - start < 5.5  # each waited its three seconds, and all at once
+
+
+def test_a_memo_whose_lock_is_given_back_in_time_goes_on(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db", timeout=30.0)
+    with contextlib.closing(sqlite3.connect(memo.path, isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        writing = pool.submit(memo.remember, KEY, TOLD)
+        time.sleep(0.1)
+        assert not writing.done()
+        other.execute("COMMIT")
+        writing.result()
+    assert memo.recall(KEY) == TOLD
+
+
+def test_a_turn_lasts_as_long_as_its_own_holder_said(tmp_path: Path) -> None:
+    patient, hasty = (SQLiteMemo(tmp_path / "memo.db", turn_seconds=seconds) for seconds in (600, 0.02))
+    assert patient.claim(KEY, "one")
+    assert not hasty.claim(KEY, "two")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"turn_seconds": 1e6}, {"size": 0}, {"turn_seconds": 0.0}, {"timeout": -1.0}, {"size": "3"}]
+)
 def test_options_out_of_range_are_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         SQLiteMemo(tmp_path / "memo.db", **bad)
@@ -188,8 +224,11 @@ def test_a_process_killed_as_it_writes_leaves_a_whole_memo(tmp_path: Path) -> No
 
     def act(tell: Any) -> None:
         tell("ready")
+        before = "old"
         for number in range(10**6):
-            memo.remember(KEY, f"new {number}" * 3000)
+            told = f"new {number}" * 3000
+            memo.remember(KEY, told, instead_of=before)
+            before = told
 
     for pause in (0.0, 0.003, 0.01):
         child = Child(act)
@@ -201,13 +240,13 @@ def test_a_process_killed_as_it_writes_leaves_a_whole_memo(tmp_path: Path) -> No
         assert found is not None
         assert found == "old" or len(set(found.split("new ")[1:])) == 1
         assert memo.recall(KEY) == found
-        memo.remember(KEY, "old")
+        memo.remember(KEY, "old", instead_of=found)
 
 
 def test_a_process_forked_while_a_thread_is_writing_uses_the_memo_as_well(tmp_path: Path) -> None:
     memo = SQLiteMemo(tmp_path / "memo.db")
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(lambda: [memo.remember(KEY, str(number)) for number in range(40)])
+        writing = pool.submit(lambda: [memo.remember(KEY, str(n), instead_of=str(n - 1)) for n in range(40)])
         found = [Child(lambda _: [memo.claim(KEY, "child"), memo.leave(KEY, "child")][0]).result() for _ in range(3)]
         writing.result()
     assert found == [True] * 3
@@ -222,11 +261,34 @@ class BrokenStore(InMemoryStore):
         raise ConnectionError(f"postgresql://user:{HIDDEN}@host")
 
 
+class ReadOnlyStore(InMemoryStore):
+    def mset(self, key_value_pairs: Any) -> Any:
+        raise PermissionError("read-only")
+
+
+class DictStore:
+    """Has the names of a LangChain store, and takes a dict, as bare clients of key-value servers do."""
+
+    def mget(self, keys: Any) -> list[None]:
+        return [None for _ in keys]
+
+    def mset(self, mapping: Any) -> None:
+        mapping.items()
+
+
 def test_what_a_store_raises_is_told_by_its_kind_alone() -> None:
     with pytest.raises(MemoError, match="found ConnectionError") as caught:
         StoreMemo(BrokenStore()).recall(KEY)
     assert HIDDEN not in str(caught.value)
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("kind", [ReadOnlyStore, DictStore])
+def test_a_turn_is_granted_only_where_the_store_can_be_written(kind: Any) -> None:
+    memo = StoreMemo(kind())
+    assert memo.recall(KEY) is None
+    with pytest.raises(MemoError, match="expected a store that answers"):
+        memo.claim(KEY, "one")
 
 
 @pytest.mark.parametrize("kept", [b"{", b"[]", b'{"told": "x"}', b'{"told": "x", "digest": "y"}', b"\xff"])
@@ -264,6 +326,7 @@ def test_what_is_no_memo_is_refused_and_no_password_is_shown(bad: Any) -> None:
 
 
 def test_every_part_of_a_key_counts() -> None:
-    keys = [KEY, *others()]
+    halves = [KEY._replace(query=query_of([text])) for text in ("\U0001f600", "\ud83d\ude00", "\\ud83d\\ude00")]
+    keys = [KEY, *others(), *halves]
     assert len(set(keys)) == len(keys)
     assert [MemoKey(*key) for key in keys] == keys
