@@ -21,6 +21,9 @@ _NOTES = """\
 Without --by it counts units. With --by FIELD it finds the values of a field that enough units hold; with --value, once
 per value, it counts those. No model is asked. What is printed and saved is released under the budget.
 
+Counts rest on no declared size. Without --public-size the report shows the largest one that goes with --delta,
+0.1/delta, as the declared size of the records, and the rule that delta is at most 1/(10 * public_size) refuses nothing.
+
 Every run starts a new budget, kept in memory. Two runs on the same records, or one and `dpicl generate`, spend twice,
 and their epsilons add up; use a Python program with one shared budget where that must be counted.
 """
@@ -49,7 +52,9 @@ def add_discover(commands: Any, *, run: Any) -> None:
     command.add_argument("--text-key", default="text", help="field that every record has, without --by (default: text)")
     command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
     command.add_argument(
-        "--public-size", type=int, help="a guess of the number of units, which delta is held against (default: none)"
+        "--public-size",
+        type=int,
+        help="a guess of the number of units, which delta is held against (default: 0.1/delta)",
     )
     command.add_argument("--dry-run", action="store_true", help="show noise and threshold; read and spend nothing")
     command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
@@ -138,11 +143,15 @@ def _plan_text(plan: DiscoveryPlan) -> str:
 def _counts_text(found: ReleasedCounts) -> list[str]:
     if not found.counts:
         return ["nothing reached the threshold"]
-    sizes = found.public_size()
-    lower = dict.fromkeys(found.counts, sizes) if isinstance(sizes, int) else sizes
+    from langchain_dpicl.discovery_planning import noise_margin
+
+    margin = noise_margin(found.release.scale, 0.95)  # not `public_size`, which is never below 1
     width = max(len(value) for value in found.counts)
     head = f"{'value':<{max(width, 5)}}  noisy count  at least (95 % each)"
     return [
         head,
-        *(f"{value:<{max(width, 5)}}  {count:>11,}  {lower[value]:>8,}" for value, count in found.counts.items()),
+        *(
+            f"{value:<{max(width, 5)}}  {count:>11,}  {max(0, count - margin):>8,}"
+            for value, count in found.counts.items()
+        ),
     ]

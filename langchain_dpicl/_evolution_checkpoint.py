@@ -1,6 +1,8 @@
 """Where a private evolution stands, kept in a file of plain JSON. Knows released values only: no record, no embedding.
 
-A file can be wrong but cannot act: what is read is texts and numbers, checked against the terms of the run.
+A file can be wrong but cannot act: what is read is texts and numbers, no more of them than the run may have, and what
+survived is of the last histogram in it. That they are those that were released is the word of whoever keeps the file;
+how many rounds are left is the ledger's.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class Checkpoint:
         found = state["populations"]
         if not isinstance(found, list) or [_label_of(one) for one in found] != [each.label for each in populations]:
             raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
+        shown = self._terms["public"]
         for population, one in zip(populations, found, strict=True):
-            _fill(population, one)
+            _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
             left = share.remaining(ROUND_TEMPLATE, label=population.label)
             population.owed = min(population.owed - population.rounds, left)
             population.done = not population.owed and population.rounds > 0
@@ -87,22 +90,41 @@ def _label_of(one: Any) -> Any:
     return one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS  # no label is a set
 
 
-def _fill(population: Population, one: Mapping[str, Any]) -> None:
-    """Takes over what the file says of one label, once it is seen to be texts and numbers."""
-    survivors, votes, history = one["survivors"], one["votes"], one["history"]
-    rounds = [dict(each) for each in history if isinstance(each, Mapping)] if isinstance(history, list) else []
-    texts = [*_items(survivors), *(text for each in rounds for text in each)]
-    numbers = [*_items(votes), *(vote for each in rounds for vote in each.values())]
-    fits = rounds == history and len(rounds) <= population.owed and bool(rounds) == bool(survivors)
-    if not fits or not all(isinstance(text, str) for text in texts) or not all(map(_is_number, numbers)):
-        raise ConfigurationError("checkpoint: expected texts with finite votes, found something else.")
-    population.survivors, population.votes = tuple(survivors), tuple(map(float, votes))
-    population.history = [{text: float(vote) for text, vote in each.items()} for each in rounds]
+def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
+    """Takes over what the file says of one label, once it is seen to be what a run of these terms can have."""
+    told, votes, history = one["survivors"], one["votes"], one["history"]
+    rounds = [_round(each) for each in history] if isinstance(history, list) else None
+    if rounds is None or None in rounds or len(rounds) > population.owed:
+        raise ConfigurationError("checkpoint: expected texts with finite votes, round by round, found something else.")
+    kept = [each for each in rounds if each is not None]
+    if any(len(each) > candidates for each in kept):
+        raise ConfigurationError(f"checkpoint: expected at most {candidates} candidates in a round, found more.")
+    last = kept[-1] if kept else {}
+    of_last = isinstance(told, list) and all(isinstance(text, str) and text in last for text in told)
+    if not of_last or len(set(told)) != len(told) or bool(told) != bool(kept) or len(told) > survivors:
+        msg = f"checkpoint: expected at most {survivors} survivors of its last round, found something else."
+        raise ConfigurationError(msg)
+    found = tuple(last[text] for text in told)
+    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(found):
+        raise ConfigurationError("checkpoint: expected the votes of its survivors, found something else.")
+    population.survivors, population.votes, population.history = tuple(told), found, kept
 
 
-def _items(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list) else [None]
+def _round(each: Any) -> dict[str, float] | None:
+    """Returns the finite votes by candidate; None: they are none."""
+    if not isinstance(each, Mapping):
+        return None
+    votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
+    found = {text: vote for text, vote in votes.items() if vote is not None}
+    return found if 0 < len(found) == len(each) else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: Any) -> float | None:
+    """Returns a finite number; None: it is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of 400 digits
+        return None
+    return number if math.isfinite(number) else None

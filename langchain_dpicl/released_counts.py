@@ -100,8 +100,9 @@ class ReleasedCounts:
         """Returns what `public_size=` may be from now on: a public number by value, or one number of units.
 
         Formal guarantees:
-          - "lower": for each value by itself, the number is above that of its units with a chance of 1 - confidence at
-            most, over the noise; "upper": below it. No number is below 1.
+          - "lower": for each value by itself, the number is 1, or is above that of its units with a chance of
+            1 - confidence at most, over the noise; "upper": below it. No number is below 1, so 1 says nothing: a value
+            that nobody holds has 1, too.
           - No privacy rests on it: whatever the number, nothing is released that was not paid for.
 
         With too low a number samples are larger than planned: more calls, and slots that are full. With too high a one
@@ -134,6 +135,10 @@ class ReleasedCounts:
         Counts of units set the size. Counts of a field split the units by its values, and set the size of each; where
         the field held the declared label before, the sizes alone.
 
+        The examples belong to the ledger that paid for the counts from then on, as if they were bound to it: what is
+        released next adds up with them there. Where that ledger is gone, as one kept in memory, use
+        `private.redeclared(labels=...)` on another, and add the epsilons of both.
+
         Args:
           private: the examples that were counted.
           dataset_id: public name of the new declaration; by default that of the old one and what was counted.
@@ -143,6 +148,8 @@ class ReleasedCounts:
 
         Raises:
           ConfigurationError: nothing was found, or the examples are others than those that were counted.
+          PrivacyBudgetMismatchError: the examples are bound to another ledger than the one that paid for the counts.
+          PrivateAccessError: the examples were opened without privacy, and the counts were paid for.
         """
         counted = self.report.get("dataset_id")
         if private.dataset_id != counted:
@@ -151,15 +158,14 @@ class ReleasedCounts:
             raise fail("counts", "at least one value", "none", "Nothing reached the threshold; declare labels by hand.")
         size = self.public_size(confidence=confidence, side=side) if public_size is None else public_size
         name = f"{private.dataset_id} by {self.field or UNITS}" if dataset_id is None else dataset_id
-        if self.field is None or self.field == private.label_key:
-            return private.redeclared(dataset_id=name, public_size=size)
-        return private.redeclared(
-            dataset_id=name,
-            public_size=size,
-            label_key=self.field,
-            labels=self.values,
-            fold_case=self.release.rule.fold_case,
-        )
+        split: dict[str, Any] = {}
+        if self.field not in {None, private.label_key}:
+            split = {"label_key": self.field, "labels": self.values, "fold_case": self.release.rule.fold_case}
+        made = private.redeclared(dataset_id=name, public_size=size, **split)
+        paid_by = self.report.get("ledger_id")
+        if isinstance(paid_by, str):
+            private._attach(paid_by)  # noqa: SLF001  its own ledger, and no other
+        return made
 
     def to_json(self) -> str:
         """Returns the JSON text; `from_json` reads it back to an equal object."""

@@ -6,8 +6,10 @@ rows of votes: which candidates the texts of one unit are nearest to.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -53,8 +55,9 @@ class NearestRows:
     Formal guarantees:
       - Row i is computed from the texts of unit i, the candidates and public settings alone, to the last bit:
         directions are whole numbers, and their products add exactly, whatever else is in the batch.
-      - A text is embedded when it is first asked about, and not before; its direction is kept, in memory and in a box,
-        until `forget`, or until no unit has it any more.
+      - A text is embedded when it is first asked about, and not before; again only where that failed, or a batch with
+        it. Its direction is kept, in memory and in a box, until `forget`, or until votes are asked for and no unit has
+        the text any more. The text itself is not kept: a direction is found by a keyed hash of it.
       - A text that is blank, or whose embedding fails or is zeros, votes for nothing. The content of a text raises
         nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
 
@@ -80,7 +83,8 @@ class NearestRows:
             raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self.neighbours = whole("neighbours", neighbours)
-        self._held: Hidden[dict[str, NDArray[np.float32]]] = Hidden({})
+        self._key = Hidden(secrets.token_hex(32).encode())
+        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
 
     def ask_public(self, texts: Sequence[str]) -> Ask:
         """Returns the ask for PUBLIC candidates; its answer is `Candidates`, and raises where a call fails."""
@@ -110,23 +114,26 @@ class NearestRows:
 
     def _new(self, texts: Sequence[str]) -> list[Hidden[str]]:
         held = self._held.reveal()
-        return [Hidden(text) for text in texts if text not in held]
+        return [Hidden(text) for text in texts if self._name(text) not in held]
+
+    def _name(self, text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
     def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
         """Notes new directions, and forgets those of texts that no unit has any more, as of one that was removed."""
-        found = {box.reveal(): direction_of(row) for box, row in zip(new, vectors, strict=True)}
-        known = {**self._held.reveal(), **{text: row.astype(np.float32) for text, row in found.items() if row.any()}}
-        self._held = Hidden({text: known[text] for text in texts if text in known})
+        found = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
+        known = {**self._held.reveal(), **{name: row.astype(np.float32) for name, row in found.items() if row.any()}}
+        self._held = Hidden({name: known[name] for name in map(self._name, texts) if name in known})
 
     def _votes(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
         held = self._held.reveal()
         owners = [
-            (place, held[text])
+            (place, held[name])
             for place, unit in enumerate(units)
             if unit is not None
-            for text in unit.reveal()
-            if text in held
+            for name in map(self._name, unit.reveal())
+            if name in held
         ]
         votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
         for first in range(0, len(owners), _BLOCK):

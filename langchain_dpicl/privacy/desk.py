@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -289,28 +289,26 @@ class Desk:
             if self.anchor is not None:
                 self._check_known(known, self.anchor, self.store)
 
-    def bind(self, declaration: Mapping[str, Any], attach: Callable[[str], object]) -> None:
-        """Binds a data set: attaches the examples, then writes their declaration unless it stands already.
+    def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
+        """Binds a data set: attaches the examples, then writes each of their declarations unless it stands already.
+
+        All of them or none: units that were declared again have their first declaration before this one.
 
         Raises:
           PrivacyBudgetMismatchError: the name has another declaration here, or another ledger of the same place.
         """
-        name = declaration["dataset_id"]
         with self.exclusive() as writer:
-            known = writer.state.bindings.get(name)
-            changed = [] if known is None else [key for key in known if known[key] != declaration.get(key)]
-            if changed:
-                msg = (
-                    f"{name!r}: expected the declaration this ledger holds, found another in {changed}. "
-                    "Give a different data set a dataset_id of its own."
-                )
-                raise PrivacyBudgetMismatchError(msg)
+            known = writer.state.bindings
+            for declaration in declarations:
+                _check_declared(known.get(declaration["dataset_id"]), declaration)
             keep: Callable[[str], object] | None = getattr(writer.view, "bind", None)
             if keep is not None:  # a place of several ledgers, where no other may have it
-                keep(name)
+                for name in sorted(declaration["dataset_id"] for declaration in declarations):
+                    keep(name)  # in one order, so that two who bind the same ones never wait for each other
             attach(self.header.ledger_id)
-            if known is None:
-                writer.append(BIND, declaration)
+            for declaration in declarations:
+                if declaration["dataset_id"] not in known:
+                    writer.append(BIND, declaration)
 
     def reserve(
         self,
@@ -400,3 +398,19 @@ class Desk:
             return None
         found = next(iter(view.records(earlier.seq - 1)), None)
         return found if found is not None and found.hash == earlier.hash else None
+
+
+def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
+    """Refuses another declaration than the one that stands; what only one of them says is another, unless it is None.
+
+    Raises:
+      PrivacyBudgetMismatchError: it is another.
+    """
+    if known is None:
+        return
+    changed = [key for key in {**known, **declaration} if known.get(key) != declaration.get(key)]
+    if changed:
+        raise PrivacyBudgetMismatchError(
+            f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {changed}. "
+            "Give a different data set a dataset_id of its own."
+        )

@@ -17,9 +17,9 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
-from langchain_dpicl.privacy.pools import Opaque, Pool, Sealed, seal
+from langchain_dpicl.privacy.pools import Opaque, OpenPool, Pool, Sealed, seal
 from langchain_dpicl.privacy.unit_values import forms_of
-from langchain_dpicl.privacy.units import Declaration, make_declaration, read_units, unit_name
+from langchain_dpicl.privacy.units import SPLIT_RULE, Declaration, make_declaration, read_units, unit_name
 
 __all__ = ["Pool", "PrivateExamples"]
 
@@ -76,7 +76,7 @@ class PrivateExamples(Opaque):
       ('text', 'queue')
     """
 
-    __slots__ = ("_bond", "_declared", "_identity", "_open", "_redeclare", "_remove")
+    __slots__ = ("_bond", "_declared", "_identity", "_open", "_redeclare", "_remove", "_root")
 
     def __init__(
         self,
@@ -146,24 +146,30 @@ class PrivateExamples(Opaque):
 
         Formal guarantees:
           - The same units on the same ledger, for ever: what binds, opens or removes one declaration does so for all of
-            them, and what is released through each adds up on the one ledger.
+            them, and what is released through each adds up on the one ledger. Binding one binds the first declaration
+            with it, under its name, so other processes cannot take the same units to another ledger of that place.
+          - The rule that gives a unit its label is part of the declaration: one name never holds two splits.
           - A unit's label is chosen by looking at that unit alone: the most frequent of the declared labels among the
             values of `label_key` in its records, compared by the public rule of `normalized`, ties going to the label
             declared first. Its other records are left out; a unit without a declared label is in no label's branch.
 
         Args:
           dataset_id: public name of this declaration, another one than before.
-          public_size: as of the constructor.
+          public_size: as of the constructor. The first declaration's has to go with the budget's delta as well.
           label_key: a declared field that is to hold the label; None: labels stay as they are.
-          labels: every label that splits the units from now on. Public: declared, or released by a discovery.
+          labels: every label that splits the units from now on, in the order that breaks ties. Public: declared, or
+            released by a discovery. Without `label_key`: those there are, in their order.
           fold_case: whether upper and lower case are made one where labels are compared.
 
         Raises:
           ConfigurationError: a public argument is out of range, or examples that have a label are to get another.
+          RecordError: the units could not be split, as where memory ran out. It says no more, for whatever reason.
         """
-        old = self._declared
+        old, root = self._declared, self._root or self
         if dataset_id == old.dataset_id:
             raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
+        if not isinstance(fold_case, bool):
+            raise fail("fold_case", "True or False", fold_case)
         if label_key is not None and (old.label_key is not None or label_key not in old.fields):
             known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
             raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")
@@ -177,20 +183,27 @@ class PrivateExamples(Opaque):
             fields=old.extra_fields,
             max_chars=old.max_chars,
             records_per_unit=old.records_per_unit,
+            redeclared={
+                "from": root.dataset_id,
+                "fold_case": (old.origin or (None, None))[1] if label_key is None else fold_case,
+                "rule": SPLIT_RULE,
+            },
         )
-        if old.label_key is not None and set(declared.labels) != set(old.labels):
-            raise fail("labels", f"the declared ones, {list(old.labels)}", list(declared.labels))
-        opened = self._open
+        if old.label_key is not None and declared.labels != old.labels:
+            raise fail("labels", f"the declared ones, {list(old.labels)}, in their order", list(declared.labels))
+        opened: OpenPool | None = self._open
         if label_key is not None:
             opened = self._redeclare(declared, forms_of(declared.labels, fold_case=fold_case), fold_case)
+        if opened is None:
+            raise RecordError("records: the units could not be split. Why is hidden; nothing was released or charged.")
         made = PrivateExamples.__new__(PrivateExamples)
-        made._adopt(declared, (opened, self._remove, self._redeclare), self._bond)  # noqa: SLF001  its own class
+        made._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
         return made
 
-    def _adopt(self, declared: Declaration, sealed: Sealed, bond: _Bond) -> None:
+    def _adopt(self, declared: Declaration, sealed: Sealed, bond: _Bond, root: PrivateExamples | None = None) -> None:
         self._declared = declared
         self._open, self._remove, self._redeclare = sealed
-        self._bond, self._identity = bond, object()
+        self._bond, self._identity, self._root = bond, object(), root
 
     @property
     def dataset_id(self) -> str:
@@ -264,7 +277,7 @@ class PrivateExamples(Opaque):
         return dict(size)[label]
 
     def check_delta(self, delta: float) -> None:
-        """Refuses a delta above 1 / (10 * public_size), sizes of all labels added.
+        """Refuses a delta above 1 / (10 * public_size), sizes of all labels added; of the first declaration, too.
 
         Args:
           delta: of the budget.
@@ -272,10 +285,13 @@ class PrivateExamples(Opaque):
         Raises:
           ConfigurationError: delta is out of range or above the limit.
         """
-        limit = 1 / (10 * self._declared.total_size)
-        if check_delta(delta) > limit:
-            advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
-            raise fail("delta", f"at most 1/(10 * public_size) = {limit:.3g} for {self.dataset_id!r}", delta, advice)
+        checked = check_delta(delta)
+        for each in self._lineage:
+            limit = 1 / (10 * each._declared.total_size)  # noqa: SLF001  its own class
+            if checked > limit:
+                expected = f"at most 1/(10 * public_size) = {limit:.3g} for {each.dataset_id!r}"
+                advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
+                raise fail("delta", expected, delta, advice)
 
     def remove(self, unit: str | int) -> None:
         """Deletes the content of one unit. Its position stays, so rates, sampling and ledger do not change.
@@ -311,6 +327,11 @@ class PrivateExamples(Opaque):
                 )
                 raise PrivacyBudgetMismatchError(msg)
             self._bond.ledger_id = ledger_id
+
+    @property
+    def _lineage(self) -> tuple[PrivateExamples, ...]:
+        """The first declaration of these units, then this one: what a ledger binds together."""
+        return (self,) if self._root is None else (self._root, self)
 
     @property
     def _ledger_id(self) -> str | None:

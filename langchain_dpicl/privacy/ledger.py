@@ -183,17 +183,19 @@ class Budget(Uncopyable):
           PrivateAccessError: they were opened without privacy before.
         """
         private.check_delta(self.delta)
-        identity = private._identity  # noqa: SLF001  tells two objects of one name apart
+        lineage = private._lineage  # noqa: SLF001  units declared again have their first declaration before this one
+        # Tells two objects of one name apart.
+        own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
         with self._desk.lock:
-            key = (self.ledger_id, private.dataset_id)
-            if _IDENTITIES.get(key, identity) is not identity:
-                msg = (
-                    f"dataset_id: {private.dataset_id!r} already names other examples on this ledger. Pass the object "
-                    "that was bound first, or give each data set a dataset_id of its own."
-                )
-                raise PrivacyBudgetMismatchError(msg)
-            self._desk.bind(private.declaration, private._attach)  # noqa: SLF001  the private door
-            _IDENTITIES[key] = identity
+            for key, identity in own.items():
+                if _IDENTITIES.get(key, identity) is not identity:
+                    msg = (
+                        f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
+                        "that was bound first, or give each data set a dataset_id of its own."
+                    )
+                    raise PrivacyBudgetMismatchError(msg)
+            self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
+            _IDENTITIES.update(own)
 
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.

@@ -6,10 +6,12 @@ No attribute, repr, error, pickle or copy of anything in here shows content, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, SupportsIndex, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.exceptions import PrivateAccessError
 from langchain_dpicl.privacy.units import Declaration, Unit, Units, records_of, relabelled
+
+T = TypeVar("T")
 
 
 class Opaque:
@@ -61,8 +63,8 @@ class Pool(Opaque):
 
 OpenPool: TypeAlias = Callable[[str | None], Pool]
 """Opens the pool of a label, or of all units."""
-Redeclare: TypeAlias = Callable[[Declaration, Mapping[str, str], bool], OpenPool]
-"""Splits the units by other labels, given by their forms, and whether upper and lower case are one."""
+Redeclare: TypeAlias = Callable[[Declaration, Mapping[str, str], bool], OpenPool | None]
+"""Splits the units by other labels, given by their forms, and whether upper and lower case are one; None: it failed."""
 Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
 """What opens, what removes, what splits anew."""
 
@@ -85,7 +87,27 @@ def seal(units: Units) -> Sealed:
         if position is not None:
             units.contents[position] = ()
 
-    return open_pool, remove, lambda declared, forms, fold_case: _redeclared(units, declared, forms, fold_case)
+    def redeclare(declared: Declaration, forms: Mapping[str, str], fold_case: bool) -> OpenPool | None:
+        return _guarded(lambda: _redeclared(units, declared, forms, fold_case))
+
+    return open_pool, remove, redeclare
+
+
+def _guarded(action: Callable[[], T]) -> T | None:
+    """Returns what `action` returns, or None if it raised anything but Ctrl-C, which is raised anew from here.
+
+    Units that are declared again may be a ledger's already: a stop must not carry the frames that read them.
+    """
+    stopped = False
+    try:
+        return action()
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  the one caller raises an error that is the same for all of them
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None
 
 
 def _redeclared(units: Units, declared: Declaration, forms: Mapping[str, str], fold_case: bool) -> OpenPool:
@@ -93,6 +115,10 @@ def _redeclared(units: Units, declared: Declaration, forms: Mapping[str, str], f
 
     def read(position: int) -> tuple[Unit, str]:
         return relabelled(units.contents[position], declared, forms, fold_case=fold_case)
+
+    def records(position: int) -> Unit:
+        found = _guarded(lambda: read(position))
+        return () if found is None else found[0]
 
     places: dict[str, list[int]] = {label: [] for label in declared.labels}
     for position in range(len(units.contents)):
@@ -102,8 +128,8 @@ def _redeclared(units: Units, declared: Declaration, forms: Mapping[str, str], f
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            return Pool(lambda: len(units.contents), lambda position: read(position)[0])
+            return Pool(lambda: len(units.contents), records)
         index = places[label]
-        return Pool(lambda: len(index), lambda position: read(index[position])[0])
+        return Pool(lambda: len(index), lambda position: records(index[position]))
 
     return open_pool

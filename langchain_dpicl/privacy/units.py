@@ -20,6 +20,10 @@ Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
 """The records of one unit, all of one label; empty once the unit was removed."""
 
+SPLIT_RULE = 1
+"""The version of `relabelled` and of the form it compares: with other code for either it has to be another number."""
+_ORIGIN = frozenset({"from", "fold_case", "rule"})
+
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
@@ -35,6 +39,8 @@ class Declaration:
       extra_fields: further text fields that prompts may use.
       max_chars: characters kept of each text.
       records_per_unit: records kept of each unit.
+      origin: of units that are declared again, the name of their first declaration, and whether labels were compared
+        without upper and lower case (None: labels are those of that first declaration). None: declared directly.
     """
 
     dataset_id: str
@@ -46,6 +52,7 @@ class Declaration:
     extra_fields: tuple[str, ...]
     max_chars: int
     records_per_unit: int
+    origin: tuple[str, bool | None] | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -70,7 +77,7 @@ class Declaration:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form."""
         size = self.public_size if isinstance(self.public_size, int) else dict(self.public_size)
-        return {
+        shown: dict[str, Any] = {
             "dataset_id": self.dataset_id,
             "public_size": size,
             "text_key": self.text_key,
@@ -82,6 +89,9 @@ class Declaration:
             "max_chars": self.max_chars,
             "records_per_unit": self.records_per_unit,
         }
+        if self.origin is not None:  # absent from direct ones, as from ledgers of before
+            shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
+        return shown
 
 
 def make_declaration(
@@ -95,8 +105,9 @@ def make_declaration(
     fields: Iterable[str],
     max_chars: int,
     records_per_unit: int,
+    redeclared: Mapping[str, Any] | None = None,
 ) -> Declaration:
-    """Checks the public arguments of `PrivateExamples` and freezes them."""
+    """Checks the public arguments of `PrivateExamples`, or what a report shows of them, and freezes them."""
     declared = _check_labels(label_key, labels)
     return Declaration(
         dataset_id=check_name("dataset_id", dataset_id),
@@ -108,7 +119,19 @@ def make_declaration(
         extra_fields=_check_names("fields", fields),
         max_chars=check_int("max_chars", max_chars, low=1),
         records_per_unit=check_int("records_per_unit", records_per_unit, low=1),
+        origin=None if redeclared is None else _check_origin(redeclared, dataset_id, label_key),
     )
+
+
+def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | None) -> tuple[str, bool | None]:
+    if not isinstance(shown, Mapping) or set(shown) != _ORIGIN or shown["rule"] != SPLIT_RULE:
+        raise fail("redeclared", f"{sorted(_ORIGIN)}, and rule {SPLIT_RULE}", shown)
+    first, fold_case = check_name("redeclared from", shown["from"]), shown["fold_case"]
+    if first == dataset_id:
+        raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
+    if fold_case is not None and (not isinstance(fold_case, bool) or label_key is None):
+        raise fail("fold_case", "True or False where units are split by a label, else None", fold_case)
+    return first, fold_case
 
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:

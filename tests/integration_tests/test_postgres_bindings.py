@@ -10,6 +10,7 @@ import pytest
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import _postgres_schema
 from langchain_dpicl.stores.postgres import PostgresStore
@@ -58,6 +59,27 @@ class TestBindings:
                 view.append("bind", private(unbound).declaration)
         assert [line.kind for line in stores[0].records()] == []
         budgets[0].bind(private("free"))
+
+    @pytest.mark.parametrize("bound_first", ["d", "again"])
+    def test_units_that_are_declared_again_have_one_ledger_under_both_names(
+        self, where: dict[str, Any], bound_first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def declared(name: str) -> PrivateExamples:
+            first = private("d")
+            return first if name == "d" else first.redeclared(dataset_id=name, public_size=7)
+
+        stores = [PostgresStore.new(**where, name=name) for name in ("first", "second")]
+        one, other = (Budget(epsilon=1.0, delta=1e-6, store=store) for store in stores)
+        one.bind(declared(bound_first))
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+        for name in ("d", "again", "third"):
+            with pytest.raises(PrivacyBudgetMismatchError, match="bound to another"):
+                other.bind(declared(name))
+        assert list(stores[1].records()) == []
+        one.bind(declared("again"))
+        assert [line.body["dataset_id"] for line in stores[0].records()] == ["d", "again"]
+        for name in ("first", "second"):
+            Budget.open(PostgresStore.open(**where, name=name)).verify()
 
     def test_the_guards_keep_them(self, postgres: PostgresServer, where: dict[str, Any]) -> None:
         PostgresStore.new(**where, name="other")

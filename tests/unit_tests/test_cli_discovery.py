@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from langchain_dpicl import ReleasedCounts, verify_report
+from langchain_dpicl._cli_discovery import _counts_text
 from langchain_dpicl.cli import main
 
 CANARY = "canary-7f3a"
@@ -49,6 +51,16 @@ def test_declared_values_and_units_are_counted(films: Path, tmp_path: Path) -> N
     assert abs(ReleasedCounts.load(out).public_size(side="middle") - 200) < 40
     assert discover(films, "--by", "director", "--keep-case", "--max-values", "2", "--out", out, "--quiet") == 0
     assert ReleasedCounts.load(out).values == ("Christopher Nolan", "GRETA gerwig")
+
+
+def test_a_value_that_nobody_holds_has_no_lower_bound_above_zero(films: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert discover(films, "--by", "director", "--value", "no", "--value", "few", "--out", str(out), "--quiet") == 0
+    found = dataclasses.replace(ReleasedCounts.load(out), counts={"no": 2, "few": 90})
+    _, none, few = _counts_text(found)
+    assert none.split() == ["no", "2", "0"]
+    assert few.split() == ["few", "90", str(found.public_size()["few"])]
+    assert found.public_size()["no"] == 1
 
 
 def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

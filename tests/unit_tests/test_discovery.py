@@ -28,6 +28,7 @@ from langchain_dpicl import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
+    PrivateAccessError,
     PrivateExamples,
     ReleasedCounts,
     UnitCounter,
@@ -419,6 +420,23 @@ class TestWhatIsMadeOfIt:
     def test_no_size_is_below_one(self) -> None:
         found = counter(tickets(), house(), epsilon=0.01).run()
         assert min(found.public_size(confidence=0.9999).values()) == 1
+
+    def test_counts_that_another_ledger_paid_for_take_no_units_there(self) -> None:
+        found = ReleasedCounts.from_json(finder(films(), paid := house()).run().to_json())
+        (elsewhere := house()).bind(bound := films())
+        with pytest.raises(PrivacyBudgetMismatchError, match="expected ledger"):
+            found.redeclare(bound)
+        split = found.redeclare(fresh := films())  # of another process, bound nowhere yet
+        for examples in (split, fresh):
+            with pytest.raises(PrivacyBudgetMismatchError):
+                elsewhere.bind(examples)
+            with pytest.raises(PrivacyBudgetMismatchError):
+                house().bind(examples)
+        assert fresh._ledger_id == paid.ledger_id
+        opened = films()
+        opened._pool(None, ledger_id=None)
+        with pytest.raises(PrivateAccessError):
+            found.redeclare(opened)
 
     def test_other_examples_and_no_values_are_refused(self) -> None:
         found = finder(films(), house()).run()

@@ -281,15 +281,15 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
     made._writer.model._llm.says = lambda prompt: next(said, OSError("out"))
     with pytest.raises(SynthesisInterruptedError):
         made.run(progress=False)
-    assert RECORDS[0] in made._nearest._held.reveal()
+    assert made._nearest._name(RECORDS[0]) in made._nearest._held.reveal()
     private.remove(0)
     made._writer.model._llm.says = ("a card!",)
     kept: list[Any] = []
     real = made._nearest.forget
     made._nearest.forget = lambda: (kept.extend(made._nearest._held.reveal()), real())[1]  # type: ignore[method-assign]
     made.run(progress=False)
-    assert RECORDS[0] not in kept
-    assert RECORDS[1] in kept
+    assert made._nearest._name(RECORDS[0]) not in kept
+    assert made._nearest._name(RECORDS[1]) in kept
 
 
 # -- faults ------------------------------------------------------------------------------------------------------

@@ -122,6 +122,21 @@ class _Killing:
         return taken
 
 
+def widen(one: dict[str, Any], *, survivors: int, candidates: int = 3) -> None:
+    """Makes a last round of so many candidates, of which so many survived: fine in all but their number."""
+    one["history"][-1] = {f"text {place}": float(-place) for place in range(candidates)}
+    one["survivors"] = list(one["history"][-1])[:survivors]
+    one["votes"] = list(one["history"][-1].values())[:survivors]
+
+
+def test_the_spoilt_files_below_are_spoilt_by_number_alone(process: Process) -> None:
+    process.start()[0].run(progress=False)
+    state = json.loads(process.file.read_text())
+    widen(state["populations"][0], survivors=2)
+    process.file.write_text(json.dumps(state))
+    assert process.start()[0].votes["bank"] == (0.0, -1.0)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -137,6 +152,14 @@ class _Killing:
         lambda state: state["populations"][0].update(history=[]),
         lambda state: state["populations"][0].update(history=3),
         lambda state: state["populations"][0].update(more=1),
+        lambda state: state["populations"][0].update(survivors=["never a candidate"], votes=[1.0]),
+        lambda state: widen(state["populations"][0], survivors=3),
+        lambda state: widen(state["populations"][0], survivors=1, candidates=1_000),
+        lambda state: state["populations"][0]["votes"].pop(),
+        lambda state: state["populations"][0].update(votes=[10**400]),
+        lambda state: state["populations"][0].update(votes=[5.0] * len(state["populations"][0]["votes"])),
+        lambda state: state["populations"][0]["history"][0].update(a=10**400),
+        lambda state: state["populations"][0]["history"].append({}),
     ],
     ids=[
         "format",
@@ -151,6 +174,14 @@ class _Killing:
         "none",
         "3",
         "key",
+        "no candidate",
+        "many survivors",
+        "many candidates",
+        "vote gone",
+        "huge vote",
+        "other votes",
+        "huge number",
+        "empty round",
     ],
 )
 def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) -> None:

@@ -61,9 +61,21 @@ def test_a_text_is_embedded_once_and_forgotten_when_no_unit_has_it() -> None:
         votes(source, [("my card",), ("my card",), ("a ship",)], candidates)
     assert embeddings.asked.count("my card") == embeddings.asked.count("a ship") == 1
     votes(source, [("a ship",)], candidates)  # the unit with the card is gone
-    assert list(source._held.reveal()) == ["a ship"]
+    assert len(source._held.reveal()) == 1
+    votes(source, [("a ship",), ("my card",)], candidates)
+    assert embeddings.asked.count("a ship") == 1
+    assert embeddings.asked.count("my card") == 2
     source.forget()
     assert source._held.reveal() == {}
+
+
+def test_what_is_kept_between_votes_holds_no_text_and_nothing_that_can_be_looked_up() -> None:
+    (one, candidates), (other, _) = made(), made()
+    for source in (one, other):
+        votes(source, [(CANARY,)], candidates)
+    kept, kept_by_other = list(one._held.reveal()), list(other._held.reveal())
+    assert all(isinstance(name, bytes) and CANARY.encode() not in name for name in kept)
+    assert kept != kept_by_other  # each has a key of its own
 
 
 def test_a_text_that_cannot_be_embedded_votes_for_nothing_and_moves_nobody() -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl import Budget, ConfigurationError, PrivateExamples
-from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError
+from langchain_dpicl import Budget, ConfigurationError, PrivateExamples, verify_report
+from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
+from langchain_dpicl.privacy import ledger, units
+from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "canary-7f3a"
 
@@ -133,6 +140,8 @@ def test_sizes_alone_change_and_labels_stay() -> None:
         {"label_key": None},
         {"public_size": {"login": 1}},
         {"public_size": 0},
+        {"fold_case": 1},
+        {"fold_case": None},
     ],
 )
 def test_public_faults_are_refused(wrong: dict[str, object]) -> None:
@@ -146,6 +155,10 @@ def test_labels_that_are_declared_already_are_not_replaced() -> None:
         split(labelled, dataset_id="third")
     with pytest.raises(ConfigurationError, match="labels"):
         labelled.redeclared(dataset_id="third", public_size=5, labels=("card",), label_key=None)
+    with pytest.raises(ConfigurationError, match="in their order"):  # it broke the ties of the labels there are
+        labelled.redeclared(dataset_id="third", public_size=5, labels=("card", "login"))
+    with pytest.raises(ConfigurationError, match="first declaration"):
+        labelled.redeclared(dataset_id="tickets", public_size=5)
 
 
 def test_nothing_of_the_units_is_shown_and_none_is_copied() -> None:
@@ -154,3 +167,243 @@ def test_nothing_of_the_units_is_shown_and_none_is_copied() -> None:
     assert copy.deepcopy(made) is made
     with pytest.raises(PrivateAccessError):
         pickle.dumps(made)
+
+
+# -- one name, one split; one ledger, whichever process declares ------------------------------------------------------
+
+
+@pytest.fixture
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forgets what only this process knows: which object has a name."""
+    return lambda: monkeypatch.setattr(ledger, "_IDENTITIES", {})
+
+
+def budget_of(store: Any = None) -> Budget:
+    return Budget(epsilon=1.0, delta=1e-6, store=InMemoryStore() if store is None else store)
+
+
+def direct(**declared: object) -> PrivateExamples:
+    given = {"dataset_id": "split", "public_size": 50, "label_key": "queue", "labels": ("login", "card"), **declared}
+    return found([record("card")], **given)
+
+
+UNITS = [record("LOGIN"), record("card")]  # of one user: "login" by folded case, "card" otherwise
+
+
+def test_another_rule_for_labels_is_another_declaration_in_another_process(another_process: Any) -> None:
+    budget = budget_of()
+    folded = split(found(UNITS, unit_key="user", records_per_unit=2))
+    budget.bind(folded)
+    another_process()
+    cased = split(found(UNITS, unit_key="user", records_per_unit=2), fold_case=False)
+    with pytest.raises(PrivacyBudgetMismatchError, match="redeclared"):
+        budget.bind(cased)
+    budget.bind(split(found(UNITS, unit_key="user", records_per_unit=2)))
+    assert cased._ledger_id is None
+
+
+def test_a_size_alone_keeps_the_rule_that_split_the_units(another_process: Any) -> None:
+    budget = budget_of()
+    budget.bind(split(found(UNITS)).redeclared(dataset_id="sized", public_size=7))
+    for fold_case in (False, True):
+        another_process()
+        sized = split(found(UNITS), fold_case=fold_case).redeclared(dataset_id="sized", public_size=7)
+        if fold_case:
+            budget.bind(sized)
+        else:
+            with pytest.raises(PrivacyBudgetMismatchError, match="redeclared"):
+                budget.bind(sized)
+
+
+@pytest.mark.parametrize("first", ["direct", "redeclared"])
+def test_what_is_declared_directly_and_what_is_declared_again_never_share_a_name(
+    first: str, another_process: Any
+) -> None:
+    budget, made = budget_of(), {"direct": direct(), "redeclared": split(found([record("card")]))}
+    budget.bind(made.pop(first))
+    another_process()
+    with pytest.raises(PrivacyBudgetMismatchError, match="redeclared"):
+        budget.bind(next(iter(made.values())))
+
+
+def test_units_of_another_first_declaration_do_not_share_a_name(another_process: Any) -> None:
+    budget = budget_of()
+    budget.bind(split(found([record("card")])))
+    another_process()
+    with pytest.raises(PrivacyBudgetMismatchError, match="redeclared"):
+        budget.bind(split(found([record("card")], dataset_id="others")))
+    assert [data["dataset_id"] for data in budget.report().to_dict()["datasets"]] == ["split", "tickets"]
+
+
+def test_the_rule_is_shown_where_it_was_used_and_reports_are_checked_with_it() -> None:
+    budget, private = budget_of(), found([record("card")])
+    assert "redeclared" not in private.declaration
+    made = split(private, fold_case=False)
+    assert made.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 1}
+    again = made.redeclared(dataset_id="again", public_size=9)
+    assert again.declaration["redeclared"] == {"from": "tickets", "fold_case": False, "rule": 1}
+    sized = private.redeclared(dataset_id="sized", public_size=9)
+    assert sized.declaration["redeclared"] == {"from": "tickets", "fold_case": None, "rule": 1}
+    for declared in (again, sized):
+        budget.bind(declared)
+    assert verify_report(budget.report().to_json()).problems == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"rule": 2}, {"fold_case": 1}, {"fold_case": "no"}, {"from": "split"}, {"from": 3}, {"more": 1}],
+    ids=["rule", "one", "text", "itself", "number", "key"],
+)
+def test_a_rule_that_is_none_is_a_problem_of_a_report(changed: dict[str, object]) -> None:
+    declared = split(found([record("card")])).declaration
+    given = {key: value for key, value in declared.items() if key not in {"unit", "extra_fields"}}
+    shown = {**given["redeclared"], **changed}
+    assert units.make_declaration(**given, fields=declared["extra_fields"]).to_dict() == declared
+    with pytest.raises(ConfigurationError):
+        units.make_declaration(**{**given, "redeclared": shown}, fields=declared["extra_fields"])
+
+
+def test_a_line_of_before_with_fewer_members_still_has_its_data_set(another_process: Any) -> None:
+    """Direct declarations are what they were; a member that only one side has counts as None on the other."""
+    store, private = InMemoryStore(), found([record("card")])
+    budget = budget_of(store)
+    line = {key: value for key, value in private.declaration.items() if value is not None}
+    assert set(line) < set(private.declaration)
+    with store.transaction() as view:
+        view.append("bind", line)
+    budget.bind(private)
+    assert len(store.records()) == 1
+
+
+class TestOneFileOfTwoLedgers:
+    """What binds one declaration binds the first one with it, for every process of the place."""
+
+    @pytest.fixture
+    def ledgers(self, tmp_path: Path) -> tuple[Budget, Budget]:
+        path = tmp_path / "two.db"
+        one, other = (budget_of(SQLiteStore.new(path, name=name)) for name in ("one", "other"))
+        return one, other
+
+    @pytest.mark.parametrize("bound", [("tickets",), ("split",), ("split", "tickets")])
+    @pytest.mark.parametrize("tried", ["tickets", "split", "another"])
+    def test_the_same_units_go_to_no_other_ledger(
+        self, ledgers: tuple[Budget, Budget], bound: tuple[str, ...], tried: str, another_process: Any
+    ) -> None:
+        def declared(name: str) -> PrivateExamples:
+            private = found([record("card")])
+            return private if name == "tickets" else split(private, dataset_id=name)
+
+        one, other = ledgers
+        for name in bound:
+            one.bind(declared(name))
+            another_process()
+        with pytest.raises(PrivacyBudgetMismatchError, match="bound to another"):
+            other.bind(made := declared(tried))
+        assert made._ledger_id is None
+        assert len(other._store.records()) == 0
+        one.bind(made)
+        assert one._store.records()[0].body["dataset_id"] == "tickets"
+        for budget in ledgers:
+            budget.verify()
+
+    def test_the_file_opens_again_with_both_names(self, ledgers: tuple[Budget, Budget], tmp_path: Path) -> None:
+        one, other = ledgers
+        one.bind(split(found([record("card")])))
+        assert [line.body["dataset_id"] for line in one._store.records()] == ["tickets", "split"]
+        for budget in (one, other):
+            budget.close()
+        again = Budget.open(SQLiteStore(tmp_path / "two.db", name="one"))
+        again.verify()
+        assert verify_report(again.report()).ok
+
+
+def test_all_declarations_are_bound_or_none(another_process: Any) -> None:
+    store = InMemoryStore()
+    budget = budget_of(store)
+    budget.bind(found([record("card")], public_size=9))  # the same name, another declaration
+    another_process()
+    made = split(found([record("card")]))
+    with pytest.raises(PrivacyBudgetMismatchError, match="'tickets'"):
+        budget.bind(made)
+    assert len(store.records()) == 1
+    assert made._ledger_id is None
+
+
+def test_another_object_with_the_first_name_is_refused_in_the_same_process() -> None:
+    budget = budget_of()
+    budget.bind(split(found([record("card")])))
+    with pytest.raises(PrivacyBudgetMismatchError, match="already names other examples"):
+        budget.bind(found([record("card")]))
+    with pytest.raises(PrivacyBudgetMismatchError, match="'tickets' already names other examples"):
+        budget.bind(split(found([record("card")]), dataset_id="third"))
+
+
+def test_delta_goes_with_the_first_size_as_well() -> None:
+    made = split(found([record("card")], public_size=1_000_000))
+    with pytest.raises(ConfigurationError, match="'tickets'"):
+        budget_of().bind(made)
+    with pytest.raises(ConfigurationError, match="'split'"):
+        budget_of().bind(split(found([record("card")]), public_size=1_000_000))
+
+
+# -- a stop while units are read again --------------------------------------------------------------------------------
+
+
+def locals_of_ours(error: BaseException) -> list[str]:
+    seen, at = [], error.__traceback__
+    assert error.__context__ is None
+    while at is not None:
+        assert isinstance(at, TracebackType)
+        if "langchain_dpicl" in at.tb_frame.f_code.co_filename.split("/"):
+            seen += [repr(value) for value in at.tb_frame.f_locals.values()]
+        at = at.tb_next
+    return seen
+
+
+def failing(kind: type[BaseException]) -> Callable[..., str]:
+    real = units.normalized
+
+    def normalized(text: str, *, fold_case: bool = True) -> str:
+        if CANARY in text:
+            raise kind(text)
+        return real(text, fold_case=fold_case)
+
+    return normalized
+
+
+@pytest.mark.parametrize(
+    ("raised", "heard"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (MemoryError, RecordError), (SystemExit, RecordError)],
+)
+def test_a_stop_while_bound_units_are_split_shows_none_of_them(
+    raised: type[BaseException], heard: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = found([record("card", CANARY), record(CANARY, CANARY)])
+    budget_of().bind(private)
+    monkeypatch.setattr(units, "normalized", failing(raised))
+    with pytest.raises(heard) as caught:
+        split(private)
+    seen = locals_of_ours(caught.value)
+    assert seen
+    assert [looks for looks in seen if CANARY in looks] == []
+    assert CANARY not in str(caught.value)
+    monkeypatch.undo()
+    assert len(units_in(split(private), "card")) == 1
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_a_stop_while_a_unit_is_read_shows_nothing_of_it(
+    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = found([record("card", CANARY), record(f"card {CANARY}", "x")])
+    made = split(private)
+    private._attach("ledger")
+    pool = made._pool(None, ledger_id="ledger")
+    monkeypatch.setattr(units, "normalized", failing(raised))
+    assert len(pool.records(0)) == 1
+    if raised is MemoryError:
+        assert pool.records(1) == ()
+        return
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pool.records(1)
+    assert [looks for looks in locals_of_ours(caught.value) if CANARY in looks] == []
