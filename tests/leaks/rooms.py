@@ -241,7 +241,8 @@ def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     kept = InMemoryByteStore()
-    given = {"labels": CHOICES, "memo": StoreMemo(kept), **QUERIES, **_paid(scene), **options}
+    named = {"component": "votes", "memo": StoreMemo(kept)}
+    given = {"labels": CHOICES, **named, **QUERIES, **_paid(scene), **options}
     found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
     return _answering(scene, found)
