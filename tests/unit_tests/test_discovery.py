@@ -295,6 +295,7 @@ class TestWhatIsPaid:
         again.budget.close()
 
 
+@pytest.mark.traced
 class TestWhatTheReportSays:
     def test_everything_is_recomputed(self, build: Callable[[Any], Any]) -> None:
         made = build(budget := house())
