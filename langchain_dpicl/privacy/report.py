@@ -29,7 +29,7 @@ from langchain_dpicl.privacy.report_deltas import (
 )
 from langchain_dpicl.privacy.report_markdown import markdown_of
 from langchain_dpicl.privacy.report_text import text_of
-from langchain_dpicl.privacy.report_words import PACKAGE, own_version, package_versions, words_of
+from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, own_version, package_versions, words_of
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
 from langchain_dpicl.privacy.shown_counts import count_problems, released_count_problems
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
@@ -345,8 +345,9 @@ def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         if exact(total) > exact(limit):
             yield f"limits: shares add to {name} {total!r}, above {limit!r}"
     if data["version"] == own_version():
-        for name, words in words_of(check_adjacency(data["adjacency"]), limits["epsilon"]).items():
-            if data[name] != words:
+        adjacency = check_adjacency(data["adjacency"])
+        for name in words_of(adjacency, limits["epsilon"]):
+            if not are_words_of(data, name, adjacency, limits["epsilon"]):
                 yield f"{name}: not the words of this version"
     _check_ledger(data["ledger"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
@@ -22,6 +22,12 @@ ADJACENCY_WORDS = {
     "replace_one": "two data sets are neighbours if one is the other with one unit replaced",
 }
 TRUST = (
+    "Trusted: the process that ran, the ledger's storage, and the providers of the models and embeddings that a "
+    "component gives private text to: they SEE it. The guarantee covers what the package returned, not what a provider "
+    "or its logs keep."
+)
+# Of reports made before components came that show no model a private text.
+EARLIER_TRUST = (
     "Trusted: the process that ran, the ledger's storage, and the model provider: it SEES the private prompts. "
     "The guarantee covers what the package returned, not what the provider or its logs keep."
 )
@@ -52,6 +58,11 @@ def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
         "noise_gap": NOISE_GAP + (NOISE_GAP_OPEN if epsilon > PROVED_EPSILON else ""),
         "digest_means": DIGEST_MEANS,
     }
+
+
+def are_words_of(data: Mapping[str, Any], name: str, adjacency: Adjacency, epsilon: float) -> bool:
+    """Says whether a report's sentence is one that this version writes, or wrote."""
+    return data[name] == words_of(adjacency, epsilon)[name] or (name, data[name]) == ("trust", EARLIER_TRUST)
 
 
 def own_version() -> str:

@@ -100,7 +100,7 @@ def test_a_report_reads_well(report: PrivacyReport) -> None:
         "query x 10",
         "pool, mu = ",
         "pool, rho = ",
-        "it SEES the private prompts",
+        "they SEE it",
         "dies with its process",
     ):
         assert words in text

@@ -68,7 +68,7 @@ def test_a_report_in_markdown_says_all_that_a_reader_has_to_know(report: Privacy
         f"{opinion['lower']:.6g} to {opinion['upper']:.6g}",
         "`prv-accountant: no theorem for these steps, or unsound on them`",
         "- queries and their number",
-        "it SEES the private prompts",
+        "they SEE it",
         "at most 32",
         "no signature",
         "dies with its process",
