@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,21 @@ from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.label_rows import LabelRows
-from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.backends.walk import Turn, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    DPICLError,
     LabellingInterruptedError,
     ModelCallError,
     PrivacyBudgetExceededError,
 )
+from langchain_dpicl.executors import Elsewhere, taken_aside
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import LabellingPlan
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.shares import Uncopyable
-from langchain_dpicl.querying import Turn
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.teachers import Teachers
 
@@ -51,6 +52,7 @@ class LabellingRun(Uncopyable):
         share: Share,
         public: Mapping[str, Any],
         checkpoint: Path | None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.plan: LabellingPlan = teachers.plan
         self.task: VotingTask = teachers.task
@@ -69,6 +71,7 @@ class LabellingRun(Uncopyable):
         self._gate = Gate(1)
         self._holder: tuple[int, int | None] | None = None
         self._growing = threading.Lock()
+        self._elsewhere = elsewhere
 
     @property
     def may_wait(self) -> bool:
@@ -118,6 +121,10 @@ class LabellingRun(Uncopyable):
 
     def stream(self, *, progress: bool | None = None) -> Iterator[PoolEntry]:
         """Yields each input as soon as it is labelled or rejected; errors as in `run`."""
+        if self._elsewhere is not None:
+            with self._bar(progress, self._payable()) as bar:
+                yield from (entry for entry in self._made_there(self._elsewhere, bar) if entry is not None)
+            return
         with self._bar(progress, self._payable()) as bar:
             for place in self._waiting():
                 failure = ""
@@ -136,6 +143,12 @@ class LabellingRun(Uncopyable):
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[PoolEntry]:
         """Is `stream`, awaitable."""
         is_slow = self.may_wait
+        if self._elsewhere is not None:
+            with self._bar(progress, await aside(self._payable)) as bar:
+                async with aclosing(taken_aside(self._made_there(self._elsewhere, bar))) as made:
+                    async for entry in made:
+                        yield entry
+            return
         with self._bar(progress, await aside(self._payable, is_slow=is_slow)) as bar:
             for place in self._waiting():
                 failure = ""
@@ -232,6 +245,36 @@ class LabellingRun(Uncopyable):
             if self._checkpoint is not None and self._is_behind:
                 self.pool.save(self._checkpoint)
                 self._is_behind = False
+
+    def _made_there(self, elsewhere: Elsewhere, bar: Any) -> Generator[PoolEntry | None]:
+        """Has workers label what waits; what came is taken before anything is said of what did not come."""
+        self._save()
+        places = {key_of(self._entries[place].fields): place for place in self._waiting()}
+        faults: list[DPICLError] = []
+        with self._events() as events, self._carried():
+            try:
+                for one in elsewhere.executor.spread(elsewhere.work, list(places)):
+                    if one is None:
+                        yield None
+                        continue
+                    job, answer = one
+                    events.tickets += answer.tickets
+                    if answer.kind == "done":
+                        entry = self._entries[places[job]] = PoolEntry.from_dict(answer.told)
+                        self._is_behind = True
+                        self._save()
+                        self._tick(bar)
+                        yield entry
+                    elif answer.kind == "fault":
+                        faults.append(answer.as_error())
+            except ModelCallError as error:
+                faults.append(error)
+            refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
+            if refusal is not None:
+                raise refusal
+        self._check_done(str(faults[0]) if faults else "")
+        if elsewhere.is_ours:
+            elsewhere.executor.close()
 
     def _settle(self) -> None:
         """Commits what was released, once it is safe: a disk may have been full as it came."""

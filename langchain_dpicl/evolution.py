@@ -8,40 +8,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableConfig
-from tqdm.auto import tqdm
 
 from langchain_dpicl._candidates import PublicModel
 from langchain_dpicl._evolution_checkpoint import Checkpoint
 from langchain_dpicl._evolution_population import Population, Selection, Survival
 from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl._work_texts import writing_model
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.nearest import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
-from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.generating import Generation, new_bar
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.ray_executor import ExecutorLike
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.samples import Record
 from langchain_dpicl.writing import DEFAULT_STOP, check_example_prompt
 
 
-class PrivateEvolution:
+class PrivateEvolution(Generation[Population]):
     """Evolves differentially private demonstrations without showing any private text to the model that writes them.
 
     The model writes candidates from a public instruction. Every private unit votes, on this machine, for the candidates
@@ -74,6 +72,8 @@ class PrivateEvolution:
       ({'text': 'a card payment was declined'},)
     """
 
+    _noun = "evolution"
+
     def __init__(
         self,
         private: PrivateExamples,
@@ -86,18 +86,15 @@ class PrivateEvolution:
         survival: Survival,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        self._private = private
+        populations = [Population(label, owed=plan.rounds) for label in plan.labels]
+        super().__init__(private, populations, budget=budget, share=share)
         self._writer = writer
         self._nearest = nearest
-        self._budget = budget
-        self._share = share
         self.plan = plan
         self.survival = survival
-        self._lock = threading.Lock()
-        self._populations = [Population(label, owed=plan.rounds) for label in plan.labels]
         self._checkpoint = checkpoint
         if checkpoint is not None:
-            checkpoint.restore(self._populations, share)
+            checkpoint.restore(self._items, share)
 
     @classmethod
     @tells_refusals("PrivateEvolution")
@@ -130,6 +127,7 @@ class PrivateEvolution:
         stop: Sequence[str] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         component: str | None = None,
+        executor: ExecutorLike = None,
     ) -> PrivateEvolution:
         """Plans the noise, declares the share and returns an evolution that has not spent anything yet.
 
@@ -164,6 +162,8 @@ class PrivateEvolution:
           checkpoint: file that holds every released histogram before its ticket is committed. If it exists, the run
             goes on where it stood, in another process as well; its ledger has to be the same, and so a durable one.
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          executor: a `RayExecutor`, or "ray": workers write the candidates, which is public. Votes, noise and ledger
+            stay here. None: candidates are written here, too.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -206,7 +206,7 @@ class PrivateEvolution:
             partition=private.dataset_id,
         )
         survival = Survival(num_survivors, shots_per_label, selection, threshold)
-        model = PublicModel(llm, max_tokens=max_tokens, stop=DEFAULT_STOP if stop is None else stop)
+        model = writing_model(llm, executor, max_tokens=max_tokens, stop=DEFAULT_STOP if stop is None else stop)
         check_int("neighbours", neighbours, low=1)
         nearest = NearestRows(LocalEmbeddings() if embeddings is None else embeddings, neighbours=neighbours)
         public = {**plan.to_dict(), **_shown(wording, nearest, survival, model)}
@@ -219,131 +219,40 @@ class PrivateEvolution:
         return cls(private, writer, nearest, survival=survival, checkpoint=kept, **handles)
 
     @property
-    def finished(self) -> bool:
-        """Whether every label has had its last round."""
-        return all(population.done for population in self._populations)
-
-    @property
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations so far, by the last round that each label had (public)."""
-        return [example for population in self._populations for example in self._examples(population)]
+        return [example for population in self._items for example in self._examples(population)]
 
     @property
     def votes(self) -> dict[str | None, tuple[float, ...]]:
         """The noisy votes of the last survivors of each label, most first (public)."""
-        return {population.label: population.votes for population in self._populations}
+        return {population.label: population.votes for population in self._items}
 
     @property
     def history(self) -> dict[str | None, tuple[dict[str, float], ...]]:
         """The noisy votes by candidate, of every round of each label (public)."""
-        return {population.label: tuple(map(dict, population.history)) for population in self._populations}
-
-    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Evolves what is missing and returns the demonstrations.
-
-        Args:
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
-
-        Raises:
-          SynthesisInterruptedError: a public call failed, to the model or the embeddings; what was released is kept,
-            and calling `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer`.
-          PrivacyBudgetError: the tickets could not be reserved.
-        """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Is `run`, awaitable; texts are embedded and written concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
-        """Yields the demonstrations of each label as soon as it has had its last round; errors as in `run`."""
-        with self._bar(progress) as bar:
-            for population in self._open():
-                failure = ""
-                with self._events() as events, self._evolving(population, events):
-                    try:
-                        drive(self._evolve(population, bar, events))
-                    except ModelCallError as error:
-                        failure = str(error)
-                self._check_done(failure)
-                yield from self._examples(population)
-
-    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
-        """Is `stream`, awaitable."""
-        is_slow = self._budget.durable
-        with self._bar(progress) as bar:
-            for population in self._open():
-                failure = ""
-                async with self._events() as events, Aside(self._evolving(population, events), is_slow=is_slow):
-                    try:
-                        await adrive(self._evolve(population, bar, events), is_slow=is_slow)
-                    except ModelCallError as error:
-                        failure = str(error)
-                self._check_done(failure)
-                for example in self._examples(population):
-                    yield example
-
-    def released(self) -> ReleasedDemonstrations:
-        """Returns what was released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self._private.dataset_id,
-            "budget": self._budget.report().to_dict(),
-        }
-        shown = _shown(self._writer.wording, self._nearest, self.survival, self._writer.model)
-        return ReleasedDemonstrations(tuple(self.demonstrations), report, {**self.plan.to_dict(), **shown})
+        return {population.label: tuple(map(dict, population.history)) for population in self._items}
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _open(self) -> Iterator[Population]:
-        return (population for population in self._populations if not population.done)
 
     def _events(self) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self._budget, share=self._share, config=self._writer.config)
 
-    @contextmanager
-    def _evolving(self, population: Population, events: RunEvents) -> Iterator[None]:
-        """Keeps others off a label; gives back the rounds that a stopped one did not begin.
+    def _give_back(self, population: Population, events: RunEvents) -> None:
+        if population.reservation is not None and population.reservation.unburnt:
+            back = population.reservation.give_back()
+            population.owed += back
+            events.tickets -= back
+        population.reservation = None
 
-        Whatever ends it, the error carries this evolution, so that nothing released is lost with it.
-        """
-        with self._lock:
-            if population.busy:
-                raise ConfigurationError("run: expected no other run of this evolution, found one. Wait for its end.")
-            population.busy = True
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.synthesizer = self  # type: ignore[attr-defined]
-            raise
-        finally:
-            try:
-                if population.reservation is not None and population.reservation.unburnt:
-                    back = population.reservation.give_back()
-                    population.owed += back
-                    events.tickets -= back
-                population.reservation = None
-            finally:
-                population.busy = False
-
-    def _evolve(self, population: Population, bar: Any, events: RunEvents) -> Walk[None]:
+    def _make(self, population: Population, bar: Any, events: RunEvents) -> Walk[None]:
         """Takes one label through the rounds that it has left (a walk)."""
         while population.left:
             yield from self._prepare(population)
             candidates = yield self._nearest.ask_public(population.texts)
             self._reserve(population, events)
             yield from self._vote(population, candidates)
-            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-                bar.update()
+            self._tick(bar)
         if not population.rounds:
             raise ModelCallError("every round of a label was stopped after its ticket burnt; declare another component")
         population.done = True
@@ -385,27 +294,21 @@ class PrivateEvolution:
     def _keep(self, population: Population, released: Release) -> None:
         population.take(released, self.survival)
         if self._checkpoint is not None:
-            self._checkpoint.save(self._populations)
+            self._checkpoint.save(self._items)
 
-    def _check_done(self, failure: str) -> None:
-        """Reports an interruption from a frame without a cause."""
-        if failure:
-            rounds = sum(population.rounds for population in self._populations)
-            msg = (
-                f"Generation stopped: {failure.rstrip('.')}. {rounds} of {self.plan.rounds * len(self.plan.labels)} "
-                "rounds are released and kept; tickets that burnt stay charged. Call run() on error.synthesizer to "
-                "continue."
-            )
-            raise SynthesisInterruptedError(msg, synthesizer=self)
+    def _so_far(self) -> str:
+        rounds = sum(population.rounds for population in self._items)
+        return f"{rounds} of {self.plan.rounds * len(self.plan.labels)} rounds are"
 
     def _examples(self, population: Population) -> list[dict[str, str]]:
         best = population.survivors[: self.plan.shots_per_label]
         return [self._writer.wording.example(population.label, text) for text in best]
 
-    def _bar(self, progress: bool | None) -> Any:
-        total = sum(population.left for population in self._open())
-        hidden = None if progress is None else not progress
-        return tqdm(total=total, unit="round", desc="private evolution", disable=hidden, leave=False)
+    def _shown_plan(self) -> dict[str, Any]:
+        return {**self.plan.to_dict(), **_shown(self._writer.wording, self._nearest, self.survival, self._writer.model)}
+
+    def _new_bar(self, hidden: bool | None) -> Any:
+        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", hidden=hidden)
 
     def __repr__(self) -> str:
         return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"

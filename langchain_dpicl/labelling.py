@@ -23,16 +23,21 @@ from langchain_dpicl._labelling_options import (
 )
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl._voting_options import Votes, VotingTask, reader_of
+from langchain_dpicl._work_labels import LabelWork
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.executors import Elsewhere
 from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import Teachers as TeacherKind
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.ray_executor import ExecutorLike, as_executor
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.teachers import teachers_of
+from langchain_dpicl.working import check_reached
 
 OTHER = "other"
 """What votes are called that name no label."""
@@ -89,6 +94,7 @@ class PromptPATELabeler(LabellingRun):
         component: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         check: Callable[[Any, LabelledPool], object] | None = None,
+        executor: ExecutorLike = None,
     ) -> Self:
         """Plans the noise, declares the share and returns a labeler that has not spent anything yet.
 
@@ -140,6 +146,8 @@ class PromptPATELabeler(LabellingRun):
             on from it: on the same ledger and plan only, with its `max_queries` unless another is given.
           check: called with the model's engine and the pool as it is before anything is declared, plan included; what
             it raises refuses the run.
+          executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with records, model and ledger of
+            its own, and what they released under this `component` is found again. With "fresh" teachers. None: here.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -168,9 +176,8 @@ class PromptPATELabeler(LabellingRun):
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         design = teacher_design(private, teachers=teachers, sampling=sampling, rows=rows, **shape)
         engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
-        kind = LabelRows(engine, list(task.texts.values()), calibrate=False).kind
-        has_other = other_label is not None and kind == "text votes"
-        least = check_rejection(abstain_below, mechanism, other_label, task.labels, has_other=has_other)
+        other = other_label is not None and _reads_text(engine, task)
+        least = check_rejection(abstain_below, mechanism, other_label, task.labels, has_other=other)
         plan = labelling_plan(
             private,
             task,
@@ -181,22 +188,22 @@ class PromptPATELabeler(LabellingRun):
             max_answers=max_answers,
             noise_multiplier=noise_multiplier,
             abstain_below=least,
-            width=len(task.labels) + has_other,
+            width=len(task.labels) + other,
             epsilon=epsilon,
             delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
             adjacency=spender.adjacency,
             max_queries=count,
         )
-        task, scorer, reads = reader_of(
-            engine, task, is_wanted=calibrate, shots=plan.design.shots_per_slot, other=has_other
-        )
+        task, scorer, read = reader_of(engine, task, is_wanted=calibrate, shots=plan.design.shots_per_slot, other=other)
         wording = {"text_key": inputs.text_key, "content_free_inputs": list(content_free)}
-        public = {**plan.to_dict(), **task.to_dict(), **reads, **wording, "abstain_below": least}
-        public |= {"other_label": other_label} if has_other else {}
+        public = {**plan.to_dict(), **task.to_dict(), **read, **wording, "abstain_below": least}
+        public |= {"other_label": other_label} if other else {}
         name, entries = resumed(kept, entries, component=component, paid=(private, spender), public=public)
         if check is not None:
             check(engine, draft_pool(entries, inputs=inputs, task=task, report={}, public=public))
         name = spender.fresh_name("pate") if name is None else name
+        order: dict[str, Any] = {"plan": plan, "task": task, "inputs": inputs, "public": public}
+        elsewhere = _elsewhere(executor, spender, scorer, component=name, epsilon=epsilon, **order)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public)
         return cls(
             teachers_of(private, share, plan=plan, task=task, rows=scorer),
@@ -207,6 +214,7 @@ class PromptPATELabeler(LabellingRun):
             share=share,
             public=public,
             checkpoint=path,
+            elsewhere=elsewhere,
         )
 
     @classmethod
@@ -217,3 +225,24 @@ class PromptPATELabeler(LabellingRun):
     def cost(self, **tokens: int) -> Cost:
         """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
         return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})
+
+
+def _reads_text(engine: Any, task: VotingTask) -> bool:
+    """Whether votes are read off what the engine writes."""
+    return LabelRows(engine, list(task.texts.values()), calibrate=False).kind == "text votes"
+
+
+def _elsewhere(executor: ExecutorLike, budget: Budget, rows: LabelRows, **order: Any) -> Elsewhere | None:
+    """Returns the workers and what they are told; None: inputs are labelled here.
+
+    Raises:
+      ConfigurationError: teachers that stay in one process.
+      LedgerError: a ledger that workers cannot reach.
+    """
+    workers = as_executor(executor)
+    if workers is None:
+        return None
+    check_reached(budget, is_one_host=workers.is_one_host)
+    reads = (rows.calibrates, rows.counts_other)
+    work = LabelWork(ledger_id=budget.ledger_id, reads=reads, **order)
+    return Elsewhere(workers, work, is_ours=executor == "ray")

@@ -6,36 +6,36 @@ Knows wording, public vocabularies and stop rules; never sees a private record, 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from tqdm.auto import tqdm
-
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.blocks import Block
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import open_block
 from langchain_dpicl.deals import Deals
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.executors import Elsewhere
+from langchain_dpicl.generating import Generation, new_bar
 from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
-from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.ray_executor import ExecutorLike, as_executor
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin
+from langchain_dpicl.working import check_reached
 from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
 
 
-class DemonstrationSynthesizer:
+class DemonstrationSynthesizer(Generation[Draft]):
     """Generates differentially private demonstrations, once, for use for ever.
 
     Formal guarantees:
@@ -47,16 +47,22 @@ class DemonstrationSynthesizer:
     LangChain run, observers hear `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
     """
 
+    _noun = "synthesizer"
+
     def __init__(
-        self, private: PrivateExamples, script: Script, *, budget: Budget, share: Share, plan: GenerationPlan
+        self,
+        private: PrivateExamples,
+        script: Script,
+        *,
+        budget: Budget,
+        share: Share,
+        plan: GenerationPlan,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._private = private
+        drafts = [Draft(label, number) for number in range(plan.shots_per_label) for label, _ in plan.branches]
+        super().__init__(private, drafts, budget=budget, share=share, elsewhere=elsewhere)
         self._script = script
-        self._budget = budget
-        self._share = share
         self.plan = plan
-        self._lock = threading.Lock()
-        self._drafts = [Draft(label, number) for number in range(plan.shots_per_label) for label, _ in plan.branches]
         self._deals = Deals(private, share, plan) if plan.design.sampling == "disjoint" else None
 
     @classmethod
@@ -98,6 +104,7 @@ class DemonstrationSynthesizer:
         top_k: int | None = None,
         top_p: float = 1.0,
         component: str | None = None,
+        executor: ExecutorLike = None,
     ) -> DemonstrationSynthesizer:
         """Plans the noise, declares the share and returns a synthesizer that has not spent anything yet.
 
@@ -147,6 +154,8 @@ class DemonstrationSynthesizer:
           top_k: sample among so many noised candidates (mechanism "gaussian" only).
           top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          executor: a `RayExecutor`, or "ray": demonstrations are written by workers, each with records, model and
+            ledger of its own, and what they released under this `component` is found again. None: here.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -200,6 +209,7 @@ class DemonstrationSynthesizer:
         )
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         name = component if component is not None else spender.fresh_name("few-shot")
+        elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
         share = declare_share(
             private,
             spender,
@@ -208,123 +218,34 @@ class DemonstrationSynthesizer:
             epsilon=epsilon,
             public={**plan.to_dict(), **script.to_dict()},
         )
-        return cls(private, script, budget=spender, share=share, plan=plan)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every demonstration is released."""
-        return all(draft.done for draft in self._drafts)
+        return cls(private, script, budget=spender, share=share, plan=plan, elsewhere=elsewhere)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations released so far (public)."""
-        return [self._example(draft) for draft in self._drafts if draft.done]
+        return [self._example(draft) for draft in self._items if draft.done]
 
-    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Generates what is missing and returns everything released.
+    # -- inside ------------------------------------------------------------------------------------------------------
 
-        Args:
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
+    def _give_back(self, draft: Draft, events: RunEvents) -> None:
+        for held in (held for tickets in draft.tickets.values() for held in tickets):
+            if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
+                back = held.reservation.give_back()
+                held.owed, held.reservation = (0 if draft.done else back), None
+                events.tickets -= back
 
-        Raises:
-          SynthesisInterruptedError: the public model call failed; released demonstrations are kept, and calling
-            `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer` as well.
-          PrivacyBudgetError: the tickets could not be reserved.
-        """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Is `run`, awaitable; the rows of one release are scored concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
-        """Yields each demonstration as soon as it is released; errors as in `run`."""
-        with self._bar(progress) as bar:
-            for draft in self._open_drafts():
-                failure = ""
-                with self._events() as events, self._writing(draft, events):
-                    try:
-                        drive(self._write(draft, bar, events))
-                    except ModelCallError as error:
-                        failure = str(error)
-                self._check_done(failure)
-                self._show(bar)
-                yield self._example(draft)
-
-    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
-        """Is `stream`, awaitable."""
-        is_slow = self._budget.durable
-        with self._bar(progress) as bar:
-            for draft in self._open_drafts():
-                failure = ""
-                async with self._events() as events, Aside(self._writing(draft, events), is_slow=is_slow):
-                    try:
-                        await adrive(self._write(draft, bar, events), is_slow=is_slow)
-                    except ModelCallError as error:
-                        failure = str(error)
-                self._check_done(failure)
-                self._show(bar)
-                yield self._example(draft)
-
-    def released(self) -> ReleasedDemonstrations:
-        """Returns what was released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self._private.dataset_id,
-            "budget": self._budget.report().to_dict(),
-        }
-        plan = {**self.plan.to_dict(), **self._script.to_dict()}
-        return ReleasedDemonstrations(examples=tuple(self.demonstrations), report=report, plan=plan)
-
-    def _open_drafts(self) -> Iterator[Draft]:
-        return (draft for draft in self._drafts if not draft.done)
-
-    def _events(self) -> RunEvents:
-        return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
-
-    @contextmanager
-    def _writing(self, draft: Draft, events: RunEvents) -> Iterator[None]:
-        """Keeps others off a draft; gives back what a stopped or finished one did not burn, as far as the plan lets it.
-
-        Whatever ends the writing, the error carries this synthesizer, so that nothing released is lost with it.
-        """
-        with self._lock:
-            if draft.busy:
-                raise ConfigurationError("run: expected no other run of this synthesizer, found one. Wait for its end.")
-            draft.busy = True
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.synthesizer = self  # type: ignore[attr-defined]
-            raise
-        finally:
-            try:
-                for held in (held for tickets in draft.tickets.values() for held in tickets):
-                    if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
-                        back = held.reservation.give_back()
-                        held.owed, held.reservation = (0 if draft.done else back), None
-                        events.tickets -= back
-            finally:
-                draft.busy = False
-
-    def _write(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
-        def tick() -> None:
-            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-                bar.update()
-
+    def _make(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         self._reserve(draft, events)
-        yield from write_draft(self._script, draft, self._open, tick)
-        if self._deals is not None and all(other.done for other in self._drafts if other.label == draft.label):
+        yield from write_draft(self._script, draft, self._open, lambda: self._tick(bar))
+        if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
             self._deals.finish(draft.label)
+
+    def _job(self, draft: Draft) -> DraftJob:
+        return draft.label, draft.number
+
+    def _take(self, draft: Draft, told: dict[str, str], bar: Any) -> None:
+        draft.values, draft.done = dict(told), True
+        self._tick(bar, sum(segment.max_tokens for segment in self._script.segments))
 
     def _reserve(self, draft: Draft, events: RunEvents) -> None:
         """Reserves every ticket that one demonstration still needs, before its first private call."""
@@ -374,33 +295,46 @@ class DemonstrationSynthesizer:
             prefix=tuple(draft.tokens),
         )
 
-    def _check_done(self, failure: str) -> None:
-        """Reports an interruption from a frame without a cause."""
-        if failure:
-            msg = (
-                f"Generation stopped: {failure.rstrip('.')}. {len(self.demonstrations)} of {len(self._drafts)} "
-                "demonstrations are released and kept; tickets that burnt stay charged. Call run() on "
-                "error.synthesizer to continue."
-            )
-            raise SynthesisInterruptedError(msg, synthesizer=self)
+    def _so_far(self) -> str:
+        return f"{len(self.demonstrations)} of {len(self._items)} demonstrations are"
+
+    def _examples(self, draft: Draft) -> list[dict[str, str]]:
+        return [self._example(draft)]
 
     def _example(self, draft: Draft) -> dict[str, str]:
         known = self._script.known(draft)
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
-    def _bar(self, progress: bool | None) -> Any:
+    def _shown_plan(self) -> dict[str, Any]:
+        return {**self.plan.to_dict(), **self._script.to_dict()}
+
+    def _new_bar(self, hidden: bool | None) -> Any:
         per_demo = sum(segment.max_tokens for segment in self._script.segments)
-        hidden = None if progress is None else not progress
-        return tqdm(
-            total=per_demo * len(self._drafts), unit="token", desc="private generation", disable=hidden, leave=False
-        )
+        return new_bar(per_demo * len(self._items), "token", "private generation", hidden=hidden)
 
     def _show(self, bar: Any) -> None:
         with suppress(OSError, ValueError):
-            bar.set_postfix_str(f"{len(self.demonstrations)}/{len(self._drafts)} demonstrations")
+            bar.set_postfix_str(f"{len(self.demonstrations)}/{len(self._items)} demonstrations")
 
     def __repr__(self) -> str:
         return f"DemonstrationSynthesizer(component={self._share.component!r}, plan={self.plan!r})"
+
+
+def _elsewhere(
+    executor: ExecutorLike, budget: Budget, script: Script, plan: GenerationPlan, **paid: Any
+) -> Elsewhere | None:
+    """Returns the workers and what they are told; None: demonstrations are written here.
+
+    Raises:
+      ConfigurationError: a deal that stays in one process.
+      LedgerError: a ledger that workers cannot reach.
+    """
+    workers = as_executor(executor)
+    if workers is None:
+        return None
+    check_reached(budget, is_one_host=workers.is_one_host)
+    work = DemonstrationWork.of(script, plan, ledger_id=budget.ledger_id, **paid)
+    return Elsewhere(workers, work, is_ours=executor == "ray")
 
 
 def public_sizes(private: PrivateExamples) -> dict[str | None, int]:

@@ -1,0 +1,184 @@
+"""What `dpicl generate --ray` adds: options, the workers' own places, a ledger that all of them reach. Prints nothing.
+
+What workers are told is public: file names, names of models, an address without a password. Each of them reads the
+records itself; none is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl._cli_inputs import load_model, read_records
+from langchain_dpicl._cli_plan import declared, sizes_of
+from langchain_dpicl.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.privacy.examples import PrivateExamples
+    from langchain_dpicl.working import Workplace
+
+LOCAL = "local"
+_EVOLUTION = "private_evolution"
+_RAY = ("workers", "gpus_per_worker", "ledger", "component")
+# What a worker needs to read the same records and load the same model.
+_TOLD = (
+    "file",
+    "text_key",
+    "label_key",
+    "label",
+    "public_size",
+    "unit_key",
+    "dataset_id",
+    "model",
+    "device",
+    "dtype",
+    "max_prompt_tokens",
+    "chat",
+    "mechanism",
+    "max_tokens",
+    "ledger",
+    "memo_size",
+)
+
+
+def add_ray(command: argparse.ArgumentParser) -> None:
+    """Adds the options of a run on many machines."""
+    group = command.add_argument_group("on a Ray cluster (needs langchain-dpicl[ray])")
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const=LOCAL,
+        metavar="ADDRESS",
+        help="run workers on the cluster at ADDRESS, or on one of its own on this machine",
+    )
+    group.add_argument("--workers", type=int, help="workers at a time (default 2)")
+    group.add_argument("--gpus-per-worker", type=float, help="GPUs of a worker (default 0)")
+    group.add_argument(
+        "--ledger",
+        help="existing ledger that all workers reach: a postgresql:// address without a password (take PGPASSWORD), or "
+        "a SQLite file where they are on this machine",
+    )
+    group.add_argument(
+        "--component", help="name in the ledger (default: generate-DATASET_ID); the same command goes on with it"
+    )
+
+
+def check_ray(arguments: argparse.Namespace) -> None:
+    """Refuses options of a cluster without --ray, and a run on a cluster without a ledger that it spends from.
+
+    Raises:
+      ConfigurationError: the options do not go together.
+    """
+    if arguments.ray is None:
+        for name in _RAY:
+            if getattr(arguments, name) is not None:
+                raise ConfigurationError(f"--{name.replace('_', '-')}: expected none without --ray.")
+        return
+    if arguments.ledger is None and arguments.mechanism != _EVOLUTION:
+        advice = "Make one: dpicl ledger create ADDRESS --epsilon E --delta D."
+        raise ConfigurationError(f"--ledger: expected the ledger that the workers share with --ray. {advice}")
+    if arguments.workers is not None and arguments.workers < 1:
+        raise ConfigurationError(f"--workers: expected an integer >= 1, found {arguments.workers}.")
+
+
+def examples_from(arguments: argparse.Namespace) -> PrivateExamples:
+    """Reads the records; they are shown nowhere."""
+    from langchain_dpicl.privacy.examples import PrivateExamples
+
+    return PrivateExamples(
+        read_records(Path(arguments.file)),
+        public_size=declared(sizes_of(arguments.public_size)),
+        text_key=arguments.text_key,
+        label_key=arguments.label_key,
+        labels=arguments.label,
+        unit_key=arguments.unit_key,
+        dataset_id=arguments.dataset_id,
+    )
+
+
+def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
+    """Returns a new budget in memory, or the ledger that was named.
+
+    Raises:
+      ConfigurationError: the ledger has another adjacency.
+      LedgerError: it cannot be opened.
+    """
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+
+    if arguments.ledger is None:
+        limits = {"epsilon": arguments.epsilon, "delta": arguments.delta}
+        return PrivacyBudgetCallbackHandler(**limits, adjacency=arguments.adjacency)
+    budget = PrivacyBudgetCallbackHandler.open(arguments.ledger)
+    if budget.adjacency != arguments.adjacency:
+        msg = f"--adjacency: expected {budget.adjacency}, as of the ledger, found {arguments.adjacency}."
+        raise ConfigurationError(msg)
+    return budget
+
+
+def driver_model(arguments: argparse.Namespace) -> Any:
+    """Returns the model; beside workers, which write, it plans alone and needs no GPU."""
+    if arguments.ray is None or not Path(arguments.model).is_dir():
+        return load_model(arguments)
+    return load_model(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
+
+
+def spread_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what a component is told beside its plan: nothing without --ray.
+
+    Raises:
+      ConfigurationError: Ray is not installed, or an address holds a password.
+      MemoError: what is released cannot be kept beside the ledger.
+    """
+    if arguments.ray is None:
+        return {}
+    from langchain_dpicl.ray_executor import RayExecutor
+
+    told = {**vars(arguments), "file": str(arguments.file.resolve())}
+    told["memo_size"] = max(4096, len(arguments.label or ()) * arguments.shots_per_label, arguments.shots_per_label)
+    if arguments.ledger is not None and "://" not in arguments.ledger:
+        told["ledger"] = str(Path(arguments.ledger).resolve())
+    executor = RayExecutor(
+        "langchain_dpicl._cli_ray:workplace",
+        options={name: told[name] for name in _TOLD},
+        address=None if arguments.ray == LOCAL else arguments.ray,
+        num_workers=2 if arguments.workers is None else arguments.workers,
+        num_gpus=arguments.gpus_per_worker or 0.0,
+    )
+    if arguments.ledger is None:
+        return {"executor": executor}
+    _memo(told["ledger"], told["memo_size"], may_make=True)
+    name = arguments.component or f"generate-{arguments.dataset_id}"
+    return {"executor": executor, "component": name, "delta": arguments.delta}
+
+
+def workplace(**told: Any) -> Workplace:
+    """Returns a worker's place; called there, with what `spread_options` told it.
+
+    Raises:
+      DPICLError: a file, the model or the ledger cannot be opened there.
+    """
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.working import Workplace
+
+    arguments = argparse.Namespace(**told)
+    model = load_model(arguments)
+    if arguments.mechanism == _EVOLUTION:  # its workers see no record
+        from langchain_dpicl._cli_evolution import writer_of
+
+        return Workplace(writer_of(arguments, model))
+    budget = PrivacyBudgetCallbackHandler.open(arguments.ledger)
+    memo = _memo(arguments.ledger, arguments.memo_size)
+    return Workplace(model, private=examples_from(arguments), budget=budget, memo=memo)
+
+
+def _memo(ledger: str, size: int, *, may_make: bool = False) -> Any:
+    """Opens what was released beside the ledger: in its database, or in a file beside its file."""
+    if "://" in ledger:
+        from langchain_dpicl.stores.postgres_memo import PostgresMemo
+
+        return (PostgresMemo.new if may_make else PostgresMemo.open)(ledger, size=size)
+    from langchain_dpicl.stores import SQLiteMemo
+
+    return SQLiteMemo(f"{ledger}.memo", size=size)

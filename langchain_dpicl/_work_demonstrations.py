@@ -1,0 +1,280 @@
+"""Writing demonstrations elsewhere: what a worker is told, and how it keeps each released token before its commit.
+
+Knows wording, plans, tickets and the memo of released drafts; records, rows and sums are the curator's. A draft that a
+worker left behind is gone on with by the next, token by token as it was released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.walk import drive
+from langchain_dpicl.blocks import Block
+from langchain_dpicl.curator import open_block
+from langchain_dpicl.declaring import declare_share
+from langchain_dpicl.exceptions import MemoError, PrivacyBudgetExceededError
+from langchain_dpicl.executors import Answer
+from langchain_dpicl.grammars import Grammar
+from langchain_dpicl.planning import GenerationPlan, template_name
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Share
+from langchain_dpicl.stores import MemoKey, ReleaseMemo
+from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
+from langchain_dpicl.working import Workplace
+from langchain_dpicl.writing import Draft, Held, Opener, Script, write_draft
+
+DraftJob: TypeAlias = tuple[str | None, int]
+"""Label and number of a demonstration."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationWork:
+    """The order to write demonstrations; public, and made from what the driver has planned.
+
+    Attributes:
+      ledger_id: the driver's ledger.
+      component: whose share pays.
+      epsilon: the share as it was asked for.
+      plan: what is released, and what it costs.
+      script: the public side, without an engine.
+      grammar: what a text may be.
+      public: what reports show of plan and script; a worker's has to be the same.
+      engine: what the plan depends on of the engine.
+    """
+
+    ledger_id: str
+    component: str
+    epsilon: float | None
+    plan: GenerationPlan
+    script: Script
+    grammar: Grammar | None
+    public: Mapping[str, Any]
+    engine: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, script: Script, plan: GenerationPlan, *, ledger_id: str, component: str, epsilon: float | None
+    ) -> DemonstrationWork:
+        """Takes the engine off the script.
+
+        Raises:
+          ConfigurationError: one deal serves several demonstrations, or the engine's tokens cannot be written down.
+        """
+        if plan.design.sampling == "disjoint":
+            advice = "One secret deal serves all demonstrations of a label, and stays in one process."
+            raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
+        _token_out(script.backend.eos)
+        bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
+        grammar = None if script.grammar is None else script.grammar.grammar
+        public = {**plan.to_dict(), **script.to_dict()}
+        return cls(ledger_id, component, epsilon, plan, bare, grammar, public, _facts(script))
+
+    @property
+    def key(self) -> str:
+        """Public name: of ledger and component."""
+        return f"{self.ledger_id}/{self.component}"
+
+    def begin(self, place: Workplace) -> Callable[[DraftJob], Answer]:
+        """Declares the same share from the worker's own examples, and returns what writes one demonstration.
+
+        Raises:
+          ConfigurationError: the worker's model is another, or its place lacks something.
+          PrivacyBudgetError: the worker's ledger, or what its examples declare, is another.
+        """
+        num_jobs = len(self.plan.branches) * self.plan.shots_per_label
+        private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=num_jobs)
+        backend = as_backend(place.llm)
+        grammar = None if self.grammar is None else self.grammar.bind(backend)
+        script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
+        found = {**self.plan.to_dict(), **script.to_dict()}
+        changed = sorted(key for key in {**self.public, **found} if self.public.get(key) != found.get(key))
+        if changed or _facts(script) != self.engine:
+            raise fail("workplace", "the model that the plan was made with", f"another in {changed or ['engine']}")
+        share = declare_share(
+            private, budget, self.plan, component=self.component, epsilon=self.epsilon, public=self.public
+        )
+        scope = scope_of({"work": "demonstration", "component": self.key, "dataset_id": private.dataset_id, **found})
+        return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
+
+
+class _Writer:
+    """Writes one demonstration at a time, and keeps every released token before its ticket is committed."""
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        share: Share,
+        script: Script,
+        *,
+        plan: GenerationPlan,
+        memo: ReleaseMemo,
+        scope: str,
+    ) -> None:
+        self._private = private
+        self._share = share
+        self._script = script
+        self._plan = plan
+        self._memo = memo
+        self._scope = scope
+
+    def __call__(self, job: DraftJob) -> Answer:
+        """Returns a demonstration that stands in the memo, or goes on with it and puts it there."""
+        label, number = job
+        key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
+        kept = _Kept(Draft(label, number), self._memo, key)
+        kept.read()
+        if not kept.draft.done:
+            holder = secrets.token_hex(16)
+            if not self._memo.claim(key, holder):
+                return Answer("busy")
+            try:
+                kept.read()
+                if not kept.draft.done and not self._written(kept):
+                    return Answer("lost", tickets=kept.charged)
+            except Exception as error:  # noqa: BLE001  told by its kind, with what it cost
+                return Answer.of_fault(error, tickets=kept.charged)
+            finally:
+                self._memo.leave(key, holder)
+        return Answer("done", kept.draft.values, tickets=kept.charged)
+
+    def _written(self, kept: _Kept) -> bool:
+        """Writes the draft to its end; False: nothing is left that could pay for what is missing."""
+        seen: list[int] = []
+        while not kept.draft.done:
+            if not self._has_tickets(kept):
+                return False
+            try:
+                drive(write_draft(self._script, kept.draft, self._opener(kept), lambda: None))
+            except PrivacyBudgetExceededError:
+                owed = [held.owed for one in kept.draft.tickets.values() for held in one]
+                if owed == seen:
+                    raise
+                seen = owed  # others took some meanwhile: with what is left, if anything is
+            except BaseException:
+                with suppress(MemoError):  # what stopped us is the error; these tokens were released all the same
+                    kept.write()
+                raise
+        kept.write()
+        return True
+
+    def _opener(self, kept: _Kept) -> Opener:
+        return lambda draft, length, ticket, name, known: self._open(kept, length, name, known)  # noqa: ARG005  its own
+
+    def _has_tickets(self, kept: _Kept) -> bool:
+        """Notes how many tickets each field may still take: what it has not spent, and no more than there are."""
+        draft = kept.draft
+        blocks = dict(self._plan.branches)[draft.label].blocks
+        draft.tickets = {}
+        for number, segment in enumerate(self._script.segments):
+            held = []
+            for length, count in blocks(segment.max_tokens):
+                left = self._share.remaining(template_name(segment.name, length), label=draft.label)
+                held.append(Held(length, max(0, min(count - kept.spent[number, length], left))))
+            draft.tickets[number] = held
+            begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
+            if not begun and not any(one.owed > 0 for one in held):
+                return False
+        return True
+
+    @contextmanager
+    def _open(self, kept: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
+        """Reserves one ticket for one block, so that whoever is killed loses no more; keeps what it released."""
+        draft = kept.draft
+        template = template_name(self._script.segments[draft.segment].name, length)
+        ticket = self._share.reserve(template, label=draft.label)
+        kept.charged += 1
+        try:
+            with open_block(
+                self._private,
+                ticket,
+                plan=dict(self._plan.branches)[draft.label],
+                length=length,
+                backend=self._script.backend,
+                render=self._script.wording.renderer(name, known),
+                choose=self._script.decoding.choose,
+                prefix=tuple(draft.tokens),
+            ) as block:
+                kept.spent[draft.segment, length] += 1
+                yield block
+                kept.write()  # before the commit
+        finally:
+            kept.charged -= ticket.give_back()
+
+
+@dataclass(slots=True, repr=False)
+class _Kept:
+    """A draft, and how it stands in the memo. All of it is released or public."""
+
+    draft: Draft
+    memo: ReleaseMemo
+    key: MemoKey
+    spent: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+    charged: int = 0
+    told: str | None = None
+
+    def read(self) -> None:
+        """Brings the draft to where the memo says it stands."""
+        self.told = self.memo.recall(self.key)
+        if self.told is None:
+            return
+        state = json.loads(self.told)
+        draft = self.draft
+        draft.values, draft.segment, draft.done = dict(state["values"]), state["segment"], state["done"]
+        draft.tokens = [_token_in(one) for one in state["tokens"]]
+        self.spent = Counter({(segment, length): count for segment, length, count in state["spent"]})
+
+    def write(self) -> None:
+        """Keeps the draft as it is.
+
+        Raises:
+          MemoError: it cannot be written, or another run has gone on with this draft meanwhile.
+        """
+        draft = self.draft
+        told = json.dumps(
+            {
+                "values": draft.values,
+                "segment": draft.segment,
+                "tokens": [_token_out(token) for token in draft.tokens],
+                "spent": [[segment, length, count] for (segment, length), count in self.spent.items()],
+                "done": draft.done,
+            }
+        )
+        if told == self.told:
+            return
+        self.memo.remember(self.key, told, instead_of=self.told)
+        if self.memo.recall(self.key) != told:
+            raise MemoError("memo: expected this draft as it was left, found that another run went on with it.")
+        self.told = told
+
+
+def _facts(script: Script) -> tuple[Any, ...]:
+    """Returns what a plan depends on of an engine."""
+    backend = script.backend
+    return type(backend).__name__, backend.max_top_k, _token_out(backend.eos), script.is_fused, script.candidates
+
+
+def _token_out(token: Token) -> Any:
+    """Returns a token as a JSON value."""
+    if isinstance(token, bytes):
+        return ["bytes", token.hex()]
+    if isinstance(token, str | int) and not isinstance(token, bool):
+        return ["text" if isinstance(token, str) else "number", token]
+    raise fail("llm", "an engine whose tokens are bytes, text or numbers", type(token).__name__)
+
+
+def _token_in(told: Any) -> Token:
+    kind, value = told
+    return bytes.fromhex(value) if kind == "bytes" else value
+
+
+__all__ = ["DemonstrationWork", "DraftJob"]

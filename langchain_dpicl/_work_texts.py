@@ -1,0 +1,127 @@
+"""Public texts written elsewhere: prompts and answers are public, and nothing of a worker's records is looked at.
+
+Knows no record, no ledger and no vote. A prompt whose worker died is asked again: it costs money, and no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl._candidates import AskInPublic, PublicModel, distinct
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.backends.walk import Ask
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.executors import Answer, Executor
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.ray_executor import as_executor
+from langchain_dpicl.working import Workplace
+
+PROMPTS_PER_JOB = 8
+"""Prompts that a worker is given at a time."""
+
+PromptsJob: TypeAlias = tuple[int, tuple[str, ...]]
+"""Its place in the order of prompts, and the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextWork:
+    """The order to answer public prompts.
+
+    Attributes:
+      name: public name of the driver's model; a worker's has to be of the same kind.
+      max_tokens: as of `PublicModel`.
+      stop: as of `PublicModel`.
+    """
+
+    name: str
+    max_tokens: int
+    stop: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Public name: of all that tells two of them apart."""
+        return f"texts/{self.name}/{self.max_tokens}/{self.stop!r}"
+
+    def begin(self, place: Workplace) -> Callable[[PromptsJob], Answer]:
+        """Returns what has a worker's model answer some prompts.
+
+        Raises:
+          ConfigurationError: the worker's model is another, or writes no text.
+        """
+        model = PublicModel(place.llm, max_tokens=self.max_tokens, stop=self.stop)
+        if model.name != self.name:
+            raise fail("workplace", f"the model of the driver, {self.name}", model.name)
+
+        def write(job: PromptsJob) -> Answer:
+            return Answer("done", list(model.ask_each(job[1], {}).run()))
+
+        return write
+
+
+class SpreadModel(PublicModel):
+    """A model whose public prompts are answered by workers, some at a time; run without the driver's callbacks.
+
+    Args:
+      llm: as of `PublicModel`; here it names the model and is asked nothing.
+      executor: who answers.
+      max_tokens: as of `PublicModel`.
+      stop: as of `PublicModel`.
+
+    Raises:
+      CapabilityError: `llm` writes no text.
+    """
+
+    def __init__(self, llm: Any, executor: Executor, *, max_tokens: int, stop: Sequence[str]) -> None:
+        super().__init__(llm, max_tokens=max_tokens, stop=stop)
+        self._executor = executor
+        self._work = TextWork(self.name, max_tokens, tuple(stop))
+
+    def ask_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Ask:  # noqa: ARG002
+        """Returns what asks each of these public prompts once; see `PublicModel`."""
+        texts = [text if isinstance(text, str) else text.to_string() for text in prompts]
+        parts = [tuple(texts[at : at + PROMPTS_PER_JOB]) for at in range(0, len(texts), PROMPTS_PER_JOB)]
+
+        def ask() -> tuple[str, ...]:
+            return self._spread(list(enumerate(parts)))
+
+        async def aask() -> tuple[str, ...]:
+            return await aside(ask)
+
+        return AskInPublic(self.name, ask, aask)
+
+    def _spread(self, jobs: list[PromptsJob]) -> tuple[str, ...]:
+        found: dict[int, list[str]] = {}
+        fault: ModelCallError | None = None
+        for one in self._executor.spread(self._work, jobs):
+            if one is None:
+                continue
+            (number, _), answer = one
+            if answer.kind == "done":
+                found[number] = list(answer.told)
+            elif fault is None:
+                error = answer.as_error()
+                fault = error if isinstance(error, ModelCallError) else ModelCallError(str(error))
+        if fault is not None:
+            raise fault
+        return distinct(text for number in sorted(found) for text in found[number])
+
+
+def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:
+    """Returns who writes public texts: workers where there is an executor.
+
+    Raises:
+      CapabilityError: `llm` writes no text.
+      ConfigurationError: `executor` is none.
+    """
+    workers = as_executor(executor)
+    if workers is None:
+        return PublicModel(llm, max_tokens=max_tokens, stop=stop)
+    return SpreadModel(llm, workers, max_tokens=max_tokens, stop=stop)
+
+
+__all__ = ["SpreadModel", "TextWork", "writing_model"]

@@ -1,0 +1,372 @@
+"""Who does independent jobs elsewhere: what a worker is told, what it answers, and how jobs are handed out and again.
+
+Knows no record, no model and no cluster. Orders, jobs and answers are public: they cross machines, and whoever runs the
+cluster may read them. A job is handed out once; again only after its worker is gone, and then as a job like any other,
+which pays for itself with tickets of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from langchain_dpicl import exceptions
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+)
+from langchain_dpicl.privacy._validate import check_positive
+
+Kind: TypeAlias = Literal["done", "lost", "busy", "fault"]
+Job = TypeVar("Job", bound=Hashable)
+Made = TypeVar("Made")
+
+MOST_DEATHS = 4
+"""Workers that may die over one job, or as they start, before a run stops."""
+
+START_SECONDS = 900.0
+"""How long to wait for the first worker, unless told otherwise: a model may have to be loaded."""
+
+BUSY_SECONDS = 180.0
+"""How long a job is held out again while another run has its turn."""
+
+_END: Any = object()
+_PAUSE = 0.25  # seconds between two looks at jobs that others have
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker says of a job; all of it is public.
+
+    Attributes:
+      kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
+      told: of a job that is done, as JSON values.
+      tickets: tickets that were charged for it.
+      error: class of a fault.
+      message: of a fault of ours, whose messages are public; of others there is none.
+      numbers: requested and remaining, where the budget refused.
+    """
+
+    kind: Kind
+    told: Any = None
+    tickets: int = 0
+    error: str = ""
+    message: str = ""
+    numbers: tuple[float, float] | None = None
+
+    @classmethod
+    def of_fault(cls, error: BaseException, *, tickets: int = 0) -> Answer:
+        """Returns what may be said of an error: of ours its words, of others the class alone."""
+        name = type(error).__name__
+        if not isinstance(error, DPICLError):
+            return cls("fault", error=name, tickets=tickets)
+        numbers = (error.requested, error.remaining) if isinstance(error, PrivacyBudgetExceededError) else None
+        return cls("fault", error=name, message=str(error), numbers=numbers, tickets=tickets)
+
+    def as_error(self) -> DPICLError:
+        """Returns a worker's fault as an error of this process; what is not ours is a failed call."""
+        if self.numbers is not None:
+            requested, remaining = self.numbers
+            return PrivacyBudgetExceededError(self.message, requested=requested, remaining=remaining)
+        found = getattr(exceptions, self.error, None) if self.message else None
+        if isinstance(found, type) and issubclass(found, DPICLError):
+            with suppress(TypeError):  # one that holds more than words
+                return found(self.message)
+        return ModelCallError(self.message or f"a worker's call failed ({self.error or 'no answer'})")
+
+
+@runtime_checkable
+class Work(Protocol):
+    """What is to be done elsewhere, in public terms; it is pickled, and begun once in each worker."""
+
+    @property
+    def key(self) -> str:
+        """Public name of it: of the component, say."""
+
+    def begin(self, place: Any) -> Callable[[Any], Answer]:
+        """Checks a worker's place, and returns what does one job.
+
+        Args:
+          place: a `Workplace`.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """One worker, as the one sees it who hands out jobs.
+
+    Attributes:
+      handle: what the executor knows it by.
+      begun: keys of the works that it has begun.
+    """
+
+    handle: Any
+    begun: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A job under way, or (job None) a work that is being begun."""
+
+    hand: Hand
+    work: str
+    job: Any
+
+
+class Executor(ABC):
+    """Hands jobs to workers. What they are and where they run is said by whoever derives from it.
+
+    Formal guarantees:
+      - A worker has one job at a time. One that died is replaced; its job is handed out again behind all others.
+      - An answer that came is told, whatever came of others; a fault stops the handing out, not what is under way.
+      - What was under way when a run was left is collected by the next one.
+
+    Attributes:
+      num_workers: how many there are at a time.
+      start_timeout: seconds to wait for the first worker to have begun.
+    """
+
+    num_workers: int
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all workers are on this machine for sure, so that they share its files."""
+        return False
+
+    def __init__(self, *, start_timeout: float = START_SECONDS) -> None:
+        self.start_timeout = check_positive("start_timeout", start_timeout)
+        self._hands: list[Hand] = []
+        self._flights: dict[Any, _Flight] = {}
+        self._turn = threading.Lock()
+
+    # -- what a cluster has to do ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _hire(self) -> Any:
+        """Starts a worker, without waiting for it; returns its handle."""
+
+    @abstractmethod
+    def _dismiss(self, handle: Any) -> None:
+        """Ends a worker."""
+
+    @abstractmethod
+    def _begin(self, handle: Any, work: Work) -> Any:
+        """Has a worker begin a work; returns what its answer is awaited by."""
+
+    @abstractmethod
+    def _do(self, handle: Any, key: str, job: Any) -> Any:
+        """Has a worker do a job; returns what its answer is awaited by."""
+
+    @abstractmethod
+    def _ready(self, awaited: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """Returns some of those whose answers are there, after at most so many seconds."""
+
+    @abstractmethod
+    def _answer(self, awaited: Any) -> Answer | None:
+        """Returns an answer that is there; None: the worker is gone."""
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def spread(self, work: Work, jobs: Sequence[Job]) -> Iterator[tuple[Job, Answer] | None]:
+        """Hands out jobs and yields each with its answer as it comes; now and then None, for the caller to look up.
+
+        Args:
+          work: what is to be done.
+          jobs: distinct and public.
+
+        Raises:
+          ConfigurationError: another run of this executor is under way, or a worker's place does not fit.
+          ModelCallError: workers die as they start.
+          DPICLError: what a worker raised as it began.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise ConfigurationError("executor: expected one run at a time, found another. Make one executor for each.")
+        try:
+            yield from _Run(self, work, jobs)
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """Ends all workers. A job under way is lost with the ticket that it burnt; what was released is kept."""
+        hands, self._hands, self._flights = self._hands, [], {}
+        for hand in hands:
+            self._dismiss(hand.handle)
+
+
+class _Run(Generic[Job]):
+    """One run: what waits, what comes late, who has died."""
+
+    def __init__(self, executor: Executor, work: Work, jobs: Sequence[Job]) -> None:
+        self.executor = executor
+        self.work = work
+        self.open = set(jobs)
+        under_way = {flight.job for flight in executor._flights.values() if flight.work == work.key}  # noqa: SLF001
+        self.waiting = deque(job for job in jobs if job not in under_way)
+        self.late: deque[Job] = deque()
+        self.deaths: Counter[Any] = Counter()
+        self.lost: set[Job] = set()
+        self.busy_since: dict[Job, float] = {}
+        self.not_before = 0.0
+        self.since = time.monotonic()
+        self.stops = False
+
+    def __iter__(self) -> Iterator[tuple[Job, Answer] | None]:
+        executor = self.executor
+        while self.open and not (self.stops and not self._mine()):
+            self._hand_out()
+            awaited = list(executor._flights)  # noqa: SLF001  its own module
+            if not awaited:
+                time.sleep(_PAUSE)
+            ready = executor._ready(awaited, _PAUSE) if awaited else ()  # noqa: SLF001
+            for one in ready:
+                found = self._landed(one)
+                if found is not None:
+                    yield found
+            if not ready:
+                self._check_start()
+                yield None
+
+    def _check_start(self) -> None:
+        """Stops a run whose first worker does not come."""
+        has_begun = any(self.work.key in hand.begun for hand in self.executor._hands)  # noqa: SLF001
+        if not has_begun and time.monotonic() - self.since > self.executor.start_timeout:
+            msg = f"no worker has begun within {self.executor.start_timeout:g} s; look whether the cluster has room"
+            raise ModelCallError(msg)
+
+    def _mine(self) -> bool:
+        flights = self.executor._flights.values()  # noqa: SLF001
+        return any(flight.work == self.work.key and flight.job is not None for flight in flights)
+
+    def _hand_out(self) -> None:
+        """Gives every idle worker a job, and starts workers while there are jobs for them."""
+        executor = self.executor
+        at_work = {id(flight.hand) for flight in executor._flights.values()}  # noqa: SLF001
+        idle = [hand for hand in executor._hands if id(hand) not in at_work]  # noqa: SLF001
+        wanted = 0 if self.stops else len(self.waiting) + len(self.late)
+        while len(idle) < wanted and len(executor._hands) < executor.num_workers:  # noqa: SLF001
+            idle.append(Hand(executor._hire()))  # noqa: SLF001
+            executor._hands.append(idle[-1])  # noqa: SLF001
+        for hand in itertools.islice(idle, wanted):
+            if self.work.key not in hand.begun:
+                self._fly(executor._begin(hand.handle, self.work), hand, None)  # noqa: SLF001
+            elif (job := self._next()) is not None:
+                self._fly(executor._do(hand.handle, self.work.key, job), hand, job)  # noqa: SLF001
+
+    def _fly(self, awaited: Any, hand: Hand, job: Any) -> None:
+        self.executor._flights[awaited] = _Flight(hand, self.work.key, job)  # noqa: SLF001
+
+    def _next(self) -> Job | None:
+        if self.waiting:
+            return self.waiting.popleft()
+        # What comes late, comes after all others: what they leave over may pay for it.
+        if self.late and time.monotonic() >= self.not_before:
+            return self.late.popleft()
+        return None
+
+    def _landed(self, awaited: Any) -> tuple[Job, Answer] | None:
+        """Takes an answer; returns what is to be told."""
+        flight = self.executor._flights.pop(awaited)  # noqa: SLF001
+        answer = self.executor._answer(awaited)  # noqa: SLF001
+        if answer is None:
+            return self._died(flight)
+        if flight.job is None:
+            self._began(flight, answer)
+            return None
+        if flight.work != self.work.key or flight.job not in self.open:
+            return None  # of a run that was left, and is of no use to this one; what it released is kept
+        return self._told(flight.job, answer)
+
+    def _began(self, flight: _Flight, answer: Answer) -> None:
+        if answer.kind == "done":
+            flight.hand.begun.add(flight.work)
+            return
+        self._let_go(flight.hand)
+        self.executor._dismiss(flight.hand.handle)  # noqa: SLF001
+        if flight.work == self.work.key:
+            raise answer.as_error()
+
+    def _let_go(self, hand: Hand) -> None:
+        if hand in self.executor._hands:  # noqa: SLF001
+            self.executor._hands.remove(hand)  # noqa: SLF001
+
+    def _died(self, flight: _Flight) -> tuple[Job, Answer] | None:
+        """Notes that a worker is gone; another takes its place, and its job comes late."""
+        self._let_go(flight.hand)
+        key = ("begin",) if flight.job is None else flight.job
+        self.deaths[key] += 1
+        too_often = self.deaths[key] >= MOST_DEATHS
+        if flight.job is None:
+            if too_often:
+                raise ModelCallError(f"{MOST_DEATHS} workers died as they started; look at their logs and memory")
+            return None
+        if flight.work != self.work.key or flight.job not in self.open:
+            return None
+        if too_often:
+            message = f"{MOST_DEATHS} workers died at one job; look at their logs and memory"
+            return self._told(flight.job, Answer("fault", error="ModelCallError", message=message))
+        self.late.append(flight.job)
+        return None
+
+    def _told(self, job: Job, answer: Answer) -> tuple[Job, Answer] | None:
+        if answer.kind == "busy":
+            since = self.busy_since.setdefault(job, time.monotonic())
+            if time.monotonic() - since < BUSY_SECONDS:
+                self.not_before = time.monotonic() + _PAUSE
+                self.late.append(job)
+                return None
+            message = "expected no other run of this component, found one that has the turn. Wait for its end."
+            answer = Answer("fault", error="ConfigurationError", message=message)
+        if answer.kind == "lost" and job not in self.lost and len(self.open) > 1:
+            self.lost.add(job)  # once more behind all others, which may give tickets back
+            self.late.append(job)
+            return None
+        self.open.discard(job)
+        self.stops = self.stops or answer.kind == "fault"
+        return job, answer
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Workers, and what they are told.
+
+    Attributes:
+      executor: who hands out the jobs.
+      work: what is to be done; items have its jobs.
+      is_ours: whether the executor is nobody else's, and is closed once everything is done.
+    """
+
+    executor: Executor
+    work: Work
+    is_ours: bool = False
+
+
+async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:
+    """Yields what a run's steps bring, each taken in a thread; a step that brings nothing lets a cancellation in."""
+    try:
+        while (found := await aside(lambda: next(made, _END))) is not _END:
+            if found is not None:
+                yield found
+    finally:
+        await aside(made.close)
+
+
+def not_paid(component: str, missing: int) -> PrivacyBudgetExceededError:
+    """Returns the error for jobs that no ticket is left for: workers died, or runs were stopped, within some."""
+    msg = (
+        f"{component!r}: requested {missing} more, remaining 0: the tickets that were to pay for them burnt in "
+        "workers or runs that were stopped. What was released is kept; declare another component for more."
+    )
+    return PrivacyBudgetExceededError(msg, requested=missing, remaining=0)
+
+
+__all__ = ["Answer", "Elsewhere", "Executor", "Hand", "Work", "not_paid", "taken_aside"]

@@ -1,0 +1,288 @@
+"""What every component that makes demonstrations does alike: run, stream, stop, go on, report. Reads no record.
+
+Knows items (a demonstration, a label's population), tickets and walks; what an item is and how it is made is said by
+whoever derives from `Generation`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from tqdm.auto import tqdm
+
+from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.executors import Elsewhere, not_paid, taken_aside
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.released import ReleasedDemonstrations
+from langchain_dpicl.run_events import RunEvents
+
+
+class Item(Protocol):
+    """What is made one after the other; all of it is public or released.
+
+    Attributes:
+      done: whether nothing is left to do for it.
+      busy: whether somebody is at it.
+    """
+
+    done: bool
+    busy: bool
+
+
+T = TypeVar("T", bound=Item)
+
+
+class Generation(ABC, Generic[T]):
+    """A run that makes demonstrations, item by item, with what it needs to stop and to go on.
+
+    Formal guarantees:
+      - What was released stays with it whatever ends a run, and every error carries it as `synthesizer`.
+    """
+
+    _noun: ClassVar[str]
+    """What messages call it."""
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        items: list[T],
+        *,
+        budget: Budget,
+        share: Share,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._private = private
+        self._items = items
+        self._budget = budget
+        self._share = share
+        self._lock = threading.Lock()
+        self._elsewhere = elsewhere
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return all(item.done for item in self._items)
+
+    @property
+    @abstractmethod
+    def demonstrations(self) -> list[dict[str, str]]:
+        """The demonstrations released so far (public)."""
+
+    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Makes what is missing and returns everything released.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          SynthesisInterruptedError: a public call failed, to the model or the embeddings; what was released is kept,
+            and calling `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer`.
+          PrivacyBudgetError: the tickets could not be reserved.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self.released()
+
+    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
+        """Is `run`, awaitable; what one release asks is asked concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return await aside(self.released, is_slow=self._budget.durable)
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
+        """Yields each demonstration as soon as its item has been made; errors as in `run`."""
+        with self._bar(progress) as bar, closing(self._made(bar)) as made:
+            for item in made:
+                if item is not None:
+                    self._show(bar)
+                    yield from self._examples(item)
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
+        """Is `stream`, awaitable."""
+        with self._bar(progress) as bar:
+            async with aclosing(self._amade(bar)) as made:
+                async for item in made:
+                    self._show(bar)
+                    for example in self._examples(item):
+                        yield example
+
+    def released(self) -> ReleasedDemonstrations:
+        """Returns what was released so far with its privacy report."""
+        report = {
+            "private": True,
+            "epsilon": self._share.epsilon,
+            "delta": self._share.delta,
+            "adjacency": self._budget.adjacency,
+            "component": self._share.component,
+            "dataset_id": self._private.dataset_id,
+            "budget": self._budget.report().to_dict(),
+        }
+        return ReleasedDemonstrations(tuple(self.demonstrations), report, self._shown_plan())
+
+    # -- what an item is, and how it is made -------------------------------------------------------------------------
+
+    @abstractmethod
+    def _make(self, item: T, bar: Any, events: RunEvents) -> Walk[None]:
+        """Makes one item (a walk); released parts stay in it whatever happens."""
+
+    def _job(self, item: T) -> Hashable:
+        """Returns the public job that makes an item elsewhere."""
+        raise NotImplementedError
+
+    def _take(self, item: T, told: Any, bar: Any) -> None:
+        """Takes what a worker released for an item, which is done by it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _give_back(self, item: T, events: RunEvents) -> None:
+        """Gives back those of an item's tickets that did not burn, as far as the plan lets it."""
+
+    @abstractmethod
+    def _examples(self, item: T) -> list[dict[str, str]]:
+        """Returns the demonstrations of one item."""
+
+    @abstractmethod
+    def _shown_plan(self) -> Mapping[str, Any]:
+        """Returns what reports show of the plan."""
+
+    @abstractmethod
+    def _so_far(self) -> str:
+        """Returns public words on what is released, for who is told of a stop."""
+
+    @abstractmethod
+    def _new_bar(self, hidden: bool | None) -> Any:
+        """Returns a progress bar."""
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _open_items(self) -> Iterator[T]:
+        return (item for item in self._items if not item.done)
+
+    def _made(self, bar: Any) -> Generator[T | None]:
+        """Makes items and yields each; now and then None, while others make them."""
+        return self._made_here(bar) if self._elsewhere is None else self._made_there(self._elsewhere, bar)
+
+    def _made_here(self, bar: Any) -> Generator[T | None]:
+        for item in self._open_items():
+            failure = ""
+            with self._events() as events, self._at_work(item, events):
+                try:
+                    drive(self._make(item, bar, events))
+                except ModelCallError as error:
+                    failure = str(error)
+            self._check_done(failure)
+            yield item
+
+    async def _amade(self, bar: Any) -> AsyncGenerator[T]:
+        if self._elsewhere is not None:
+            async with aclosing(taken_aside(self._made_there(self._elsewhere, bar))) as made:
+                async for found in made:
+                    yield found
+            return
+        is_slow = self._budget.durable
+        for item in self._open_items():
+            failure = ""
+            async with self._events() as events, Aside(self._at_work(item, events), is_slow=is_slow):
+                try:
+                    await adrive(self._make(item, bar, events), is_slow=is_slow)
+                except ModelCallError as error:
+                    failure = str(error)
+            self._check_done(failure)
+            yield item
+
+    def _made_there(self, elsewhere: Elsewhere, bar: Any) -> Generator[T | None]:
+        """Has workers make the items; what came is taken before anything is said of what did not come."""
+        items = {self._job(item): item for item in self._open_items()}
+        faults: list[DPICLError] = []
+        missing = 0
+        with ExitStack() as stack, self._events() as events:
+            for item in items.values():
+                stack.enter_context(self._at_work(item, events))
+            try:
+                for one in elsewhere.executor.spread(elsewhere.work, list(items)):
+                    if one is None:
+                        yield None
+                        continue
+                    job, answer = one
+                    events.tickets += answer.tickets
+                    if answer.kind == "done":
+                        self._take(items[job], answer.told, bar)
+                        yield items[job]
+                    elif answer.kind == "lost":
+                        missing += 1
+                    else:
+                        faults.append(answer.as_error())
+            except ModelCallError as error:
+                faults.append(error)
+            refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
+            if refusal is not None:
+                raise refusal
+            if missing and not faults:
+                raise not_paid(self._share.component, missing)
+        self._check_done(str(faults[0]) if faults else "")
+        if elsewhere.is_ours:
+            elsewhere.executor.close()
+
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
+
+    @contextmanager
+    def _at_work(self, item: T, events: RunEvents) -> Iterator[None]:
+        """Keeps others off an item, and gives back what a stopped or finished one did not burn.
+
+        Whatever ends it, the error carries this component, so that nothing released is lost with it.
+        """
+        with self._lock:
+            if item.busy:
+                msg = f"run: expected no other run of this {self._noun}, found one. Wait for its end."
+                raise ConfigurationError(msg)
+            item.busy = True
+        try:
+            yield
+        except BaseException as error:
+            self._carry(error)
+            raise
+        finally:
+            try:
+                self._give_back(item, events)
+            finally:
+                item.busy = False
+
+    def _carry(self, error: BaseException) -> None:
+        with suppress(AttributeError, TypeError):
+            error.synthesizer = self  # type: ignore[attr-defined]
+
+    def _check_done(self, failure: str) -> None:
+        """Reports an interruption from a frame without a cause."""
+        if failure:
+            msg = (
+                f"Generation stopped: {failure.rstrip('.')}. {self._so_far()} released and kept; tickets that burnt "
+                "stay charged. Call run() on error.synthesizer to continue."
+            )
+            raise SynthesisInterruptedError(msg, synthesizer=self)
+
+    def _bar(self, progress: bool | None) -> Any:
+        return self._new_bar(None if progress is None else not progress)
+
+    def _show(self, bar: Any) -> None:
+        """Shows on the bar what an item brought."""
+
+    @staticmethod
+    def _tick(bar: Any, steps: int = 1) -> None:
+        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+            bar.update(steps)
+
+
+def new_bar(total: int, unit: str, words: str, *, hidden: bool | None) -> Any:
+    """Returns a progress bar; `hidden` None: shown on a terminal only."""
+    return tqdm(total=total, unit=unit, desc=words, disable=hidden, leave=False)
+
+
+__all__ = ["Generation", "Item", "new_bar"]

@@ -1,0 +1,42 @@
+"""A driver in a process of its own, for a test to kill: prints each demonstration as it comes.
+
+python -m tests.ray_driver LEDGER MEMO COMPONENT WORKERS SECONDS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.ray_executor import RayExecutor
+from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from tests.ray_places import PUBLIC_SIZE, engine, records
+
+SHOTS = 6
+OPTIONS = {"epsilon": 2.0, "shots_per_label": SHOTS, "max_tokens": 3, "num_slots": 4, "public_top_k": 3}
+
+
+def main(ledger: str, memo: str, component: str, workers: str, seconds: str) -> None:
+    """Generates, a line for each demonstration."""
+    executor = RayExecutor(
+        "tests.ray_places:place",
+        options={"ledger": ledger, "memo": memo, "seconds": float(seconds)},
+        num_workers=int(workers),
+        num_cpus=0.0,
+    )
+    made = DemonstrationSynthesizer.from_private_examples(
+        records(ledger, PUBLIC_SIZE),
+        llm=engine(),
+        budget=PrivacyBudgetCallbackHandler.open(ledger),
+        component=component,
+        redraw_every=3,
+        executor=executor,
+        **OPTIONS,
+    )
+    for one in made.stream(progress=False):
+        print(json.dumps(one), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,95 @@
+"""Places of workers for tests with Ray: functions that a worker calls by name, with public options alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import RunnableLambda
+
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.stores import SQLiteMemo
+from langchain_dpicl.stores.postgres_memo import PostgresMemo
+from langchain_dpicl.working import Workplace
+from tests.canary import RECORD
+
+LABELS = ("card", "cash")
+PUBLIC_SIZE = 8
+CHANCES = {" paid": 0.3, " late": 0.25, " twice": 0.2, "\n": 0.1, " card": 0.08, " cash": 0.07}
+TURN_SECONDS = 2.0
+"""Short, as tests kill who has a turn."""
+
+
+def engine(
+    *, seconds: float = 0.0, kill_file: str = "", fail_file: str = "", stop_file: str = "", name: str = "fake"
+) -> FakeBackend:
+    """Returns an engine that writes a word or two.
+
+    Args:
+      seconds: how long each public call takes; there is one for each token.
+      kill_file: kills its process with -9 in the midst of a private call, and takes the file away, if it is there.
+      fail_file: raises with the private prompt in its words, as careless engines do, while the file is there.
+      stop_file: public calls behind the first token raise while the file is there.
+      name: public name.
+    """
+
+    def chances(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        if RECORD in prompt:
+            if kill_file and Path(kill_file).exists():
+                Path(kill_file).unlink(missing_ok=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fail_file and Path(fail_file).exists():
+                raise ValueError(prompt)
+        else:
+            time.sleep(seconds)
+            if stop_file and prefix and Path(stop_file).exists():
+                raise ConnectionError
+        return CHANCES if len(prefix) < 2 else {"\n": 1.0}
+
+    return FakeBackend(chances, max_top_k=6, name=name)
+
+
+@functools.cache
+def records(ledger: str = "", public_size: int = PUBLIC_SIZE) -> PrivateExamples:
+    """Returns the private examples of a ledger, read once by each process."""
+    told = [{"text": f"{RECORD} {place}", "queue": LABELS[place % 2]} for place in range(8)]
+    return PrivateExamples(told, label_key="queue", labels=LABELS, public_size=public_size, dataset_id="tickets")
+
+
+def place(ledger: str, memo: str, public_size: int = PUBLIC_SIZE, **options: Any) -> Workplace:
+    """Returns a worker's place, on a ledger and a memo in PostgreSQL or in files."""
+    budget = PrivacyBudgetCallbackHandler.open(ledger)
+    kept = (PostgresMemo.open if "=" in memo or "://" in memo else SQLiteMemo)(memo, turn_seconds=TURN_SECONDS)
+    return Workplace(engine(**options), private=records(ledger, public_size), budget=budget, memo=kept)
+
+
+def writer() -> Workplace:
+    """Returns a worker's place without records and ledger: for public texts."""
+    return Workplace(engine())
+
+
+def broken() -> Workplace:
+    """Raises with a record in its words."""
+    raise ValueError(RECORD)
+
+
+def nothing() -> None:
+    """Makes no place."""
+
+
+def talker(*, is_out: bool = False) -> Workplace:
+    """Returns a worker's place with a model that says back what it is asked, and no more."""
+
+    def say(prompt: str) -> str:
+        if is_out:
+            raise ConnectionError
+        return " ".join(prompt.split())[:80]
+
+    return Workplace(RunnableLambda(say))
