@@ -11,27 +11,27 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.rows import guarded
+from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, argmax_index, noisy_index, summed
+from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.participants import Participants
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.participation import Balances, ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.value_counts import Count, CountPlan
-from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, drawn, is_unanswered
+from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, is_unanswered
 
 T = TypeVar("T")
-Plan: TypeAlias = ReleasePlan | CountPlan
+Plan: TypeAlias = ReleasePlan | CountPlan | ParticipationPlan
 Render: TypeAlias = Callable[[Sequence[Record]], str]
 """Turns one row's records into its prompt; no records give the public prompt."""
 
@@ -186,42 +186,6 @@ def _paid_for(
     return partition
 
 
-def release_once_without_privacy(
-    private: PrivateExamples,
-    *,
-    plan: ReleasePlan,
-    rows: Callable[[Rendered[T]], Ask],
-    render: Callable[[Sequence[Record]], T],
-    width: int,
-) -> Walk[NDArray[np.float64]]:
-    """Returns the sum itself, float64[d], with NO noise and no charge: only for examples that no ledger protects."""
-    pool = private._pool(None, ledger_id=None)  # noqa: SLF001  the private door
-    ask = guarded(lambda: rows(drawn(pool, plan)(render)))
-    if ask is None:
-        raise ModelCallError(NOT_COMPUTED)
-    boxed = yield ask
-    return summed(boxed, plan, width).value
-
-
-@contextlib.contextmanager
-def open_block_without_privacy(
-    private: PrivateExamples,
-    *,
-    label: str | None,
-    plan: ReleasePlan,
-    length: int,
-    backend: NextTokenBackend,
-    render: Render,
-    prefix: Sequence[Token] = (),
-) -> Iterator[Block]:
-    """Opens the same block with NO noise and no charge: only for examples that no ledger protects."""
-    pool = private._pool(label, ledger_id=None)  # noqa: SLF001  the private door
-    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
-    block.release = argmax_index
-    with contextlib.closing(block):
-        yield block
-
-
 def _opened(private: PrivateExamples, ticket: Reservation, plan: Plan, event: Event) -> Pool:
     """Burns a ticket that pays for `event` of `plan`, and only then opens the pool that it may read."""
     _check_ticket(private, ticket, plan, event)
@@ -240,6 +204,28 @@ def _check_ticket(private: PrivateExamples, reservation: Reservation, plan: Plan
         raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):
         raise PrivacyBudgetError("ticket: expected the operating system's coins, found another generator.")
+
+
+def open_participants(
+    private: PrivateExamples,
+    ticket: Reservation | None,
+    *,
+    plan: ParticipationPlan,
+    texts: SimilarTexts,
+    balances: Balances,
+    ledger_id: str,
+) -> Participants:
+    """Burns the one ticket of an individual filter and opens it; errors as `open_block`, the commit is the caller's.
+
+    Formal guarantees:
+      - The ticket pays for `plan.event`, all releases under these balances; no record is read before it is burnt.
+      - Without a ticket it is opened only on balances that outlive the process and that its caller held against the
+        ledger: the line that paid for them stands there.
+    """
+    if ticket is None and not balances.durable:
+        raise PrivacyBudgetError("ticket: expected one for balances of this process, found none. Reserve it.")
+    pool = private._pool(None, ledger_id=ledger_id) if ticket is None else _opened(private, ticket, plan, plan.event)  # noqa: SLF001  the private door
+    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, ledger_id=ledger_id)
 
 
 def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: str) -> None:

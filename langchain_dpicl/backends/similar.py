@@ -1,0 +1,256 @@
+"""Which private texts are near a public query, each by itself. Knows no noise, no balance and no ledger.
+
+A text is near if its similarity reaches a public threshold, whatever other texts there are: nothing is ranked against
+other units, nothing is searched approximately. Private texts reach the embeddings, in silence, and nobody else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.calls import whole
+from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.nearest import direction_of
+from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.silent import Hidden
+from langchain_dpicl.backends.walk import Ask
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+
+Texts: TypeAlias = tuple[str, ...]
+Named: TypeAlias = list[tuple[bytes, ...]]
+Near: TypeAlias = tuple[int, ...]
+"""Places of the texts of one unit that are near, the most similar first; none: the unit does not take part."""
+
+_UNIT = 2.0**40
+"""The product of two directions at no angle: similarity 1."""
+_BLOCK = 2048
+"""Texts that are compared at a time."""
+_SEARCHES = ("similarity_search", "get_relevant_documents", "compress_documents", "max_marginal_relevance_search")
+"""What vector stores, retrievers, rerankers and compressors do and embeddings do not."""
+
+NOT_SEARCHED = (
+    "Whether a document takes part may depend on that document, the query and public numbers alone. The first k, a "
+    "diversified list, a reranked one and an approximate index depend on the other documents: one document that comes "
+    "would change who else is asked, and who else pays. Every document is compared here, exactly, with "
+    "similarity_threshold= (docs/proofs/individual-filters.md)."
+)
+
+
+class SimilarTexts:
+    """Finds which texts of each unit reach a public similarity to a public query.
+
+    Formal guarantees:
+      - What is found of unit i is computed from the texts of unit i, the query, the threshold and public settings
+        alone, to the last bit: directions are whole numbers, and their products add exactly, whatever else is compared.
+      - A text is embedded when it is first asked about, by a call of its own, and again only where that failed. Its
+        direction is kept, in memory and in a box, as long as a unit has the text. The text itself is not kept: a
+        direction is found by a keyed hash of it.
+      - A text that is blank, or whose embedding fails or is zeros, is near nothing. The content of a text raises
+        nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+      threshold: least cosine of the angle between a text and the query, in (0, 1]; public.
+      most: texts of one unit that are shown in its row, its most similar ones; public.
+
+    Raises:
+      ConfigurationError: a number out of range, or no embeddings; for what searches or ranks, with the reason.
+      CapabilityError: see `SilentEmbeddings`.
+      UnsilencableModelError: see `SilentEmbeddings`.
+      ModelCallError: the embeddings could not be reached.
+
+    >>> from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
+    >>> source = SimilarTexts(LocalEmbeddings(), threshold=0.3)
+    >>> query = source.ask_public("a red car").run()
+    >>> source.ask([("the car is red",), ("a film about boats",)], query).run().take()
+    [(0,), ()]
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
+        refuse_search(embeddings)
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0.0 < threshold <= 1.0:
+            raise ConfigurationError(f"similarity_threshold: expected a number in (0, 1], found {threshold!r}.")
+        self.threshold = float(threshold)
+        self.most = whole("documents_per_row", most)
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._key = Hidden(secrets.token_hex(32).encode())
+        self._lock = threading.Lock()
+        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+
+    def ask_public(self, text: str) -> Ask:
+        """Returns the ask for a PUBLIC query; its answer is its direction, float64[dimension], and raises if it fails.
+
+        The query is embedded as a document is, by `embed_documents`.
+        """
+        return _AskDirection(self.embeddings, text)
+
+    def ask(self, units: Sequence[Texts], query: NDArray[np.float64]) -> Ask:
+        """Returns the ask for who is near; its answer is a `Boxed` list of `Near`, one for each of these PRIVATE units.
+
+        Args:
+          units: the texts of each unit.
+          query: what `ask_public` answered.
+        """
+        return _AskNear(self, tuple(Hidden(unit) for unit in units), query)
+
+    def forget(self) -> None:
+        """Drops the directions of all private texts."""
+        self._held = Hidden({})
+
+    def near(self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64], *, is_all: bool = True) -> list[Near]:
+        """Returns who is near; the private frame, to be called below `guarded`. `is_all`: no other unit has texts."""
+        named, texts = self._named(units)
+        new = self._new(texts)
+        vectors = self.embeddings.rows(list(new.values())) if new else np.zeros((0, 0))
+        return self._compared(named, query, self._known(texts, tuple(new), vectors, is_all=is_all))
+
+    async def anear(
+        self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64], *, is_all: bool = True
+    ) -> list[Near]:
+        """Is `near`, awaitable."""
+        named, texts = self._named(units)
+        new = self._new(texts)
+        vectors = await self.embeddings.arows(list(new.values())) if new else np.zeros((0, 0))
+        return self._compared(named, query, self._known(texts, tuple(new), vectors, is_all=is_all))
+
+    def _named(self, units: Sequence[Hidden[Texts]]) -> tuple[Named, dict[bytes, str]]:
+        """Returns the names of each unit's texts, and every text that is not blank by its name."""
+        names: dict[str, bytes] = {}
+        named = [tuple([_named_once(names, text, self._name) for text in unit.reveal()]) for unit in units]
+        return named, {name: text for text, name in names.items() if text.strip()}
+
+    def _name(self, text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
+
+    def _new(self, texts: Mapping[bytes, str]) -> dict[bytes, Hidden[str]]:
+        held = self._held.reveal()
+        return {name: Hidden(text) for name, text in texts.items() if name not in held}
+
+    def _known(
+        self, texts: Mapping[bytes, str], new: Sequence[bytes], vectors: Rows, *, is_all: bool
+    ) -> dict[bytes, NDArray[np.float32]]:
+        """Notes new directions, forgets those of texts that no unit has any more, and returns the rest."""
+        found = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
+        kept = {name: row.astype(np.float32) for name, row in found.items() if row.any()}
+        with self._lock:
+            known = {**self._held.reveal(), **kept}
+            if is_all:
+                known = {name: known[name] for name in texts if name in known}
+            self._held = Hidden(known)
+        return known
+
+    def _compared(
+        self, named: Named, query: NDArray[np.float64], held: Mapping[bytes, NDArray[np.float32]]
+    ) -> list[Near]:
+        """Returns of each unit its near texts; every product is exact, so none depends on the block it is in."""
+        owners = [
+            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in held
+        ]
+        found: list[list[tuple[float, int]]] = [[] for _ in named]
+        for first in range(0, len(owners), _BLOCK):
+            block = owners[first : first + _BLOCK]
+            similar = np.array([held[name] for _, _, name in block], dtype=np.float64) @ query / _UNIT
+            for (place, number, _), value in zip(block, similar.tolist(), strict=True):
+                if value >= self.threshold:
+                    found[place].append((-value, number))
+        return [tuple(number for _, number in sorted(own)[: self.most]) for own in found]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "embeddings": self.embeddings.name,
+            "similarity_threshold": self.threshold,
+            "documents_per_row": self.most,
+        }
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError(
+            "SimilarTexts hold private directions: they cannot be copied, pickled or sent elsewhere."
+        )
+
+    def __repr__(self) -> str:
+        return f"SimilarTexts({self.embeddings.name!r}, threshold={self.threshold}, most={self.most})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskDirection:
+    """Asks for the direction of a PUBLIC text."""
+
+    embeddings: SilentEmbeddings
+    text: str
+
+    def run(self) -> NDArray[np.float64]:
+        """Answers, blocking."""
+        return direction_of(self.embeddings.public([self.text])[0])
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Answers, awaiting."""
+        return direction_of((await self.embeddings.apublic([self.text]))[0])
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AskNear:
+    """Asks who is near; everything private happens below `guarded`, so a stop finds boxes only."""
+
+    source: SimilarTexts
+    units: tuple[Hidden[Texts], ...]
+    query: NDArray[np.float64]
+
+    def run(self) -> Boxed:
+        """Answers, blocking."""
+        found = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
+        if found is None:  # then unit by unit, so that a fault stays with its own unit
+            found = _joined([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        return found
+
+    async def arun(self) -> Boxed:
+        """Answers, awaiting."""
+
+        async def boxed() -> Boxed:
+            return Boxed(await self.source.anear(self.units, self.query))
+
+        found = await aguarded(boxed)
+        if found is None:
+            found = _joined([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        return found
+
+    def _one(self, unit: Hidden[Texts]) -> Boxed:
+        return Boxed(self.source.near((unit,), self.query, is_all=False))
+
+    async def _aone(self, unit: Hidden[Texts]) -> Boxed:
+        return Boxed(await self.source.anear((unit,), self.query, is_all=False))
+
+
+def _joined(found: Sequence[Boxed | None]) -> Boxed:
+    """Puts what was found unit by unit, boxed each, into one box; who failed is near nothing."""
+    return Boxed([() if box is None else box.take()[0] for box in found])
+
+
+def _named_once(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
+    """Returns what a text is found by, made once for all who have it."""
+    if text not in names:
+        names[text] = name(text)
+    return names[text]
+
+
+def refuse_search(given: Any) -> None:
+    """Refuses what searches or ranks documents, by what it can do: a vector store, retriever, reranker or compressor.
+
+    Raises:
+      ConfigurationError: it is one of them.
+    """
+    if any(callable(getattr(given, name, None)) for name in _SEARCHES) or hasattr(given, "vectorstore"):
+        found = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {found}. {NOT_SEARCHED}")

@@ -1,0 +1,226 @@
+"""What answers from retrieved private documents will run, be charged and cost: the frozen plan. Public numbers only.
+
+Never sees a document, a query or a model's answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning import Cost
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
+from langchain_dpicl.privacy.aggregation import VoteSum
+from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.mechanisms import GaussianMechanism
+from langchain_dpicl.privacy.participation import Bounded, ParticipationPlan
+from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
+from langchain_dpicl.query_planning import with_noise_for
+
+NUM_SLOTS = 32
+"""Rows of a query, unless told otherwise."""
+ALONE = 0.05
+"""Share of the queries that nobody takes part in whose best noise reaches `RetrievalPlan.noise_floor`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPlan:
+    """Everything public about answers from retrieved documents: what will run, what it is charged, what it will cost.
+
+    Formal guarantees:
+      - `tickets()` hold one ticket of `release.event`, which pays for every answer under one set of balances, and
+        `max_queries` free ones, by which answers are counted.
+      - All answers together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+
+    Attributes:
+      release: noise, rows and participations.
+      max_queries: answers at most; they cost nothing more, but for the gap of the noise, which grows with them.
+      width: coordinates of one release: the labels, or the keywords.
+      public_size: declared units.
+      partition: the `dataset_id` of the documents.
+      epsilon: upper bound of all answers together at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    release: ParticipationPlan
+    max_queries: int
+    width: int
+    public_size: int
+    partition: str
+    epsilon: float
+    delta: float
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale over the sensitivity."""
+        return self.release.mechanism.noise_multiplier
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on each coordinate, in votes."""
+        return self.release.noise_stddev
+
+    @property
+    def noise_floor(self) -> float:
+        """Votes that noise alone reaches on some coordinate in one of twenty queries."""
+        return self.noise_stddev * NormalDist().inv_cdf((1.0 - ALONE) ** (1.0 / self.width))
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise over all answers."""
+        return self.release.implementation_delta(self.max_queries, width=self.width)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share."""
+        return self.release.tickets(self.max_queries)
+
+    def event(self) -> Event:
+        """Returns the event of all answers together."""
+        return event_of_tickets(self.tickets())
+
+    def cost(
+        self,
+        *,
+        participants: int | None = None,
+        record_tokens: int = 60,
+        query_tokens: int = 60,
+        answer_tokens: int = 1,
+        calls_per_row: int = 1,
+        num_queries: int = 1,
+    ) -> Cost:
+        """Returns model calls and tokens of so many queries; embedding each document once comes on top.
+
+        Args:
+          participants: guessed units that take part in a query; needed without slots, whose number is public.
+          record_tokens: tokens of what one row shows of a unit.
+          query_tokens: tokens of a query with its instruction.
+          answer_tokens: tokens of one answer.
+          calls_per_row: model calls of one row.
+          num_queries: how many queries.
+
+        Raises:
+          ConfigurationError: a number out of range, or `participants` is missing.
+        """
+        rows = self.release.num_slots if participants is None else participants
+        if rows is None:
+            raise fail("participants", "a guess, where every unit that takes part is a row", participants)
+        check_int("participants", rows, low=0)
+        for name, value in (("record_tokens", record_tokens), ("query_tokens", query_tokens)):
+            check_int(name, value, low=1)
+        check_int("answer_tokens", answer_tokens, low=1)
+        check_int("calls_per_row", calls_per_row, low=1)
+        check_int("num_queries", num_queries, low=1)
+        private = num_queries * (rows if self.release.num_slots is None else self.release.num_slots) * calls_per_row
+        public = num_queries * calls_per_row
+        tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
+        return Cost(private, public, tokens_in, (private + public) * answer_tokens)
+
+    def expected_signal(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
+        """Returns the chances of one answer, at a guess of who takes part and how far they agree.
+
+        Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.
+
+        Args:
+          participants: guessed units that take part and are not exhausted.
+          agreement: guessed share of them that vote for the right label.
+          labels: labels of an answer; None: the plan's.
+
+        Raises:
+          ConfigurationError: a number out of range.
+
+        >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
+        >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
+        (3.77, 7.38)
+        >>> {name: round(value, 2) for name, value in plan.expected_signal(participants=30, agreement=0.9).items()}
+        {'rows': 30.0, 'noise_stddev': 3.77, 'noise_floor': 7.38, 'right_label_prob': 1.0, 'passes_floor_prob': 1.0}
+        """
+        check_int("participants", participants, low=0)
+        share = check_real("agreement", agreement, low=0.0, high=1.0)
+        width = check_int("labels", self.width if labels is None else labels, low=2)
+        slots = self.release.num_slots
+        rows = float(participants if slots is None else min(slots, participants))
+        lead = (rows * share - rows * (1.0 - share) / (width - 1)) / self.noise_stddev
+        points, weights = np.polynomial.hermite_e.hermegauss(101)
+        normal = NormalDist()
+        beats = np.array([normal.cdf(lead + float(point)) for point in points]) ** (width - 1)
+        passes = normal.cdf((rows * share - self.noise_floor) / self.noise_stddev)
+        return {
+            "rows": rows,
+            "noise_stddev": self.noise_stddev,
+            "noise_floor": self.noise_floor,
+            "right_label_prob": float(beats @ weights / weights.sum()),
+            "passes_floor_prob": passes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "implementation_delta": self.implementation_delta,
+            "adjacency": self.release.adjacency,
+            "participation": self.release.to_dict(),
+            "noise_stddev": self.noise_stddev,
+            "public_size": self.public_size,
+            "max_queries": self.max_queries,
+            "width": self.width,
+        }
+
+
+def plan_retrieval(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    participations: int,
+    width: int,
+    num_slots: int | None = NUM_SLOTS,
+    max_queries: int = 100_000,
+    adjacency: Adjacency = "add_remove",
+    aggregation: Bounded | None = None,
+    noise_multiplier: float | None = None,
+    partition: str = "private-examples",
+) -> RetrievalPlan:
+    """Calibrates the noise of answers from retrieved documents to `epsilon`, or prices a given noise.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
+      delta: the share's delta.
+      participations: answers that one unit may take part in.
+      width: coordinates of one release: labels, or keywords.
+      num_slots: rows of a query, public; None: a row for each unit that takes part.
+      max_queries: answers at most.
+      adjacency: "add_remove".
+      aggregation: how rows add up; `VoteSum()` by default.
+      noise_multiplier: given noise; None calibrates.
+      partition: the documents' public id.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    check_delta(delta)
+    if epsilon is None and noise_multiplier is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    release = ParticipationPlan(
+        aggregation=VoteSum() if aggregation is None else aggregation,
+        mechanism=GaussianMechanism(1.0),
+        participations=participations,
+        num_slots=num_slots,
+        adjacency=adjacency,
+    )
+    draft = RetrievalPlan(
+        release=release,
+        max_queries=check_int("max_queries", max_queries, low=1),
+        width=check_int("width", width, low=1),
+        public_size=check_int("public_size", public_size, low=1),
+        partition=check_name("partition", partition),
+        epsilon=0.0,
+        delta=delta,
+    )
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)

@@ -1,0 +1,153 @@
+"""DPRetrievalFreeFormRunnable: keywords and embeddings of the private answers of those near a query, with noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import StrOutputParser
+
+from langchain_dpicl import DPRetrievalFreeFormRunnable, PrivacyBudgetCallbackHandler
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.participation import FILTER_TEMPLATE
+from tests.contracts.front_room import remember_prices, shown_by
+from tests.retrieval_doubles import CANARY, TopicEmbeddings, documents, examples, house, records
+
+WORDS = ("syrup", "tablets", "rest")
+
+
+@pytest.fixture(autouse=True)
+def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember_prices(monkeypatch)
+
+
+def answers_as_it_reads(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+    """Answers "syrup rest" where the row's document says yes, "tablets" where it says no, and "nothing" without one."""
+    said = (" syrup", " rest") if "says yes" in prompt else (" tablets",) if "says no" in prompt else (" nothing",)
+    return {said[len(prefix)]: 1.0} if len(prefix) < len(said) else {"": 1.0}
+
+
+def engine() -> FakeBackend:
+    return FakeBackend(answers_as_it_reads, vocabulary=[" syrup", " rest", " tablets", " nothing"])
+
+
+class WordEmbeddings(Embeddings):
+    """One direction for each word of an answer."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [[float(word in text) for word in WORDS] + [0.01] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        raise AssertionError("not asked")
+
+
+def helper(*listed: Any, **options: Any) -> DPRetrievalFreeFormRunnable:
+    given: dict[str, Any] = {
+        "llm": engine(),
+        "candidates_llm": FakeListChatModel(responses=["written in public"]) | StrOutputParser(),
+        "embeddings": TopicEmbeddings(),
+        "keyword_domain": WORDS,
+        "num_keywords": 2,
+        "similarity_threshold": 0.5,
+        "participations": 2,
+        "num_slots": 4,
+        "noise_multiplier": 0.01,
+        "epsilon": 1e7,
+        "memo_size": 0,
+        "with_receipt": True,
+        **options,
+    }
+    given.setdefault("budget", house())
+    return DPRetrievalFreeFormRunnable.from_private_examples(examples(*listed), **given)
+
+
+def test_the_keywords_of_those_near_are_told_and_written_from_until_they_are_exhausted() -> None:
+    made = helper(*records("cough", "yes", 2), *records("fever", "no", 3))
+    told = [made.invoke(f"cough {place}") for place in range(3)]
+    assert [set(each.keywords) for each in told] == [{"syrup", "rest"}] * 2 + [set()]
+    assert made.invoke("fever").keywords == ("tablets",)
+    assert {each.answer for each in told} == {"written in public"}
+    assert made.share.remaining(FILTER_TEMPLATE) == 0
+    assert isinstance(made.plan.release.aggregation, VoteVectorSum)
+
+
+def test_an_answer_of_many_keywords_weighs_as_much_as_one_of_one() -> None:
+    made = helper(*records("cough", "yes", 2), *records("cough", "no", 2), num_keywords=1)
+    assert made.invoke("cough").keywords == ("tablets",)  # 2 against 2 / sqrt(2) for each of the other two
+
+
+def test_the_nearest_candidate_to_the_noisy_sum_is_the_answer() -> None:
+    given: dict[str, Any] = {"aggregation": "embedding", "answer_embeddings": WordEmbeddings(), "keyword_domain": None}
+    made = helper(*records("cough", "yes", 3), candidates=["tablets, please", "syrup and rest"], **given)
+    assert made.invoke("cough").answer == "syrup and rest"
+    assert isinstance(made.plan.release.aggregation, UnitVectorSum)
+    assert made.plan.release.sensitivity.l2 == 2.0
+
+
+def test_what_was_released_is_owed_until_it_is_written() -> None:
+    class Broken(FakeListChatModel):
+        def _call(self, *_: Any, **__: Any) -> str:
+            raise RuntimeError("out")
+
+    made = helper(*records("cough", "yes", 2), participations=1)
+    whole, made.public = made.public, helper(candidates_llm=Broken(responses=[""])).public
+    with pytest.raises(ModelCallError):
+        made.invoke("cough")  # out before anybody was debited
+    assert made.share.remaining(FILTER_TEMPLATE) == 1
+    made.public = whole
+    assert set(made.invoke("cough").keywords) == {"syrup", "rest"}
+
+
+def test_nothing_private_shows() -> None:
+    made = helper(*records("cough", "yes", 2))
+    told = made.invoke("cough")
+    for thing in (made, made.filter, made.space, made.plan, told, made.budget.report()):
+        assert CANARY not in shown_by(thing)
+
+
+def test_it_is_built_on_documents_with_balances_in_a_file(tmp_path: Path) -> None:
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "ledger.db", epsilon=1e8, delta=1e-4)
+    made = DPRetrievalFreeFormRunnable.from_documents(
+        documents(*records("cough", "yes", 2)),
+        public_size=50,
+        unit_key="patient",
+        llm=engine(),
+        candidates_llm=FakeListChatModel(responses=["written"]) | StrOutputParser(),
+        embeddings=TopicEmbeddings(),
+        similarity_threshold=0.5,
+        participations=1,
+        noise_multiplier=0.01,
+        num_keywords=2,
+        budget=budget,
+        epsilon=1e7,
+        component="notes",
+        balances=tmp_path / "balances.db",
+        memo=tmp_path / "memo.db",
+        keyword_domain=WORDS,
+    )
+    assert made.invoke("cough") == "written"
+    assert made.invoke("cough") == "written"
+    assert made.share.remaining("query") == 99_999
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"aggregation": "votes"}, "aggregation"),
+        ({"top_k": 3}, "may depend on that document"),
+        ({"answer_embeddings": WordEmbeddings()}, "embeddings"),
+        ({"num_candidates": 0}, "num_candidates"),
+        ({"on_exhausted": "guess"}, "on_exhausted"),
+        ({"num_keywords": 9}, "keywords"),
+        ({"participations": -1}, "participations"),
+        ({"budget": "none"}, "budget"),
+    ],
+)
+def test_public_faults_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ConfigurationError, TypeError), match=says):
+        helper(**options)
