@@ -1,0 +1,409 @@
+"""DocumentSynthesizer: private documents in, a store of synthetic ones out, paid for once (after DP-SynRAG, 2025).
+
+Knows wording, plans and released topics; the histogram, sums and noise are the curator's, and which unit has which
+topic is the vault's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from langchain_core.document_loaders import BaseLoader
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
+from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.curator import release_counts
+from langchain_dpicl.declaring import declare_share, share_of_delta
+from langchain_dpicl.documents_planning import DocumentsPlan, TopicNoise, plan_documents
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
+from langchain_dpicl.privacy.value_counts import Count
+from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id
+from langchain_dpicl.run_events import RunEvents, tells_refusals
+from langchain_dpicl.token_rules import public_margin
+from langchain_dpicl.vocabularies import public_vocabulary
+
+PLACE_KEY = "topic"
+"""The field that holds the topic of a document, if no other name is given."""
+
+
+class DocumentSynthesizer(Uncopyable):
+    """Turns private documents into synthetic ones by topic, once; whatever searches them afterwards is free.
+
+    Every unit casts a few keywords of a public vocabulary. Those with most noisy units become topics. A unit belongs to
+    one topic at most, and the texts of each topic are written token by token from the units that have it.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of one noisy histogram and of indices released under `plan`,
+        whose event is charged to the budget as one share, set aside before the first private record is read.
+      - The histogram ranges over the whole vocabulary, which is public; topics are chosen from its noisy counts alone.
+      - Which topic a unit has follows from its own texts and from the released topics, so texts of different topics
+        read different units, and their costs do not add up. A unit without a topic is in no text.
+
+    Build it with `from_private_documents` or `from_private_examples`; `run` and `arun` release, and continue after an
+    interruption.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> notes = ["my card was declined"] * 400 + ["the transfer is late"] * 400
+      >>> synthesizer = DocumentSynthesizer.from_private_examples(
+      ...     PrivateExamples(notes, public_size=1_000),
+      ...     llm=EmbeddedLLM(),
+      ...     vocabulary=["card", "transfer", "boat"],
+      ...     budget=Budget(epsilon=4.0, delta=1e-6),
+      ...     epsilon=4.0,
+      ...     num_topics=2,
+      ...     documents_per_topic=1,
+      ...     max_tokens=4,
+      ... )
+      >>> documents = synthesizer.run(progress=False)
+      >>> sorted(topic for topic, _ in documents.topics), len(documents)
+      (['card', 'transfer'], 2)
+      >>> retriever = documents.as_retriever(search_kwargs={"k": 1})
+    """
+
+    def __init__(
+        self,
+        private: TopicExamples,
+        script: TopicScript,
+        *,
+        plan: DocumentsPlan,
+        budget: Budget,
+        share: Share,
+        public: Mapping[str, Any],
+        checkpoint: DocumentsCheckpoint | None = None,
+    ) -> None:
+        self.plan = plan
+        self._private = private
+        self._budget = budget
+        self._share = share
+        self._public = dict(public)
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._topics: tuple[Count, ...] | None = None
+        self._chosen: tuple[Count, ...] | None = None
+        self._counts: dict[str, int] = {}
+        self._writer = TopicWriter(
+            private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
+        )
+        found = None if checkpoint is None else checkpoint.read()
+        if found is not None:
+            self._name(found[0], found[1])
+
+    @classmethod
+    @tells_refusals(SYNTHESIZER)
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        vocabulary: Sequence[str] | None = None,
+        num_topics: int = 10,
+        documents_per_topic: int = 4,
+        max_tokens: int = 60,
+        keywords_per_unit: int = 10,
+        topic_share: float = 0.2,
+        topic_noise: TopicNoise | None = None,
+        least_units: int | None = None,
+        topic_size: int | None = None,
+        topic_key: str = PLACE_KEY,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        budget: Any = None,
+        config: RunnableConfig | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        component: str | None = None,
+        **writing: Any,
+    ) -> DocumentSynthesizer:
+        """Plans the noise of both steps, declares the share, and has spent nothing yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the documents, declared without labels; bound to the budget's ledger here.
+          llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
+            private prompts.
+          vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never words of the records.
+          num_topics: most topics. Their costs do not add up, but of smaller topics a larger share of units is read.
+          documents_per_topic: texts of each topic; their costs compose.
+          max_tokens: cap of a text, in tokens.
+          keywords_per_unit: keywords that a unit casts at most.
+          topic_share: share of epsilon that the histogram may cost by itself; the texts get what it leaves.
+          topic_noise: "discrete_laplace" or "gaussian"; None: whichever deviates less.
+          least_units: noisy count below which a keyword becomes no topic; None: so high that of the keywords which
+            nobody holds none gets there, with a chance of 95 %.
+          topic_size: declared number of units of a topic, for sampling rates; None: the size spread evenly.
+          topic_key: name of the field that holds the topic in prompts.
+          instruction: public task description, the first paragraph of every prompt.
+          generation_prompt: template of one record, text field last, with the topic's field.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (both noises are calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          checkpoint: file that holds the topics before their ticket is committed, and every text that is written. If it
+            exists, the run goes on where it stood, in another process as well, on the same, durable, ledger.
+          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          **writing: how a token is released and rows are made: `mechanism`, `sampling`, `num_slots`, `redraw_every`,
+            `public_top_k`, `stop`, `temperature` and the like, as of `DemonstrationSynthesizer`.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+
+        Source: Mori et al. (2025), DP-SynRAG (arXiv 2510.06719), with topics that split the units.
+        """
+        spender = resolve_budget(budget, config)
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        options = WritingOptions.of(writing)
+        words = public_vocabulary() if vocabulary is None else vocabulary
+        name = spender.fresh_name("documents") if component is None else component
+        total = private.public_size_of(None)
+        size = max(1, total // check_int("num_topics", num_topics, low=1)) if topic_size is None else topic_size
+        by_topic = split_by_topics(
+            private,
+            dataset_id=f"{private.dataset_id} by topics of {name}",
+            topic_key=topic_key,
+            public_size=dict.fromkeys(places(num_topics), size),
+        )
+        script = topic_script(
+            by_topic,
+            llm,
+            options,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            max_tokens=max_tokens,
+        )
+        plan = plan_documents(
+            words,
+            public_size=total,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            text_key=private.text_key,
+            num_topics=num_topics,
+            keywords_per_unit=keywords_per_unit,
+            topic_share=topic_share,
+            topic_noise=topic_noise,
+            least_units=least_units,
+            topic_size=size,
+            noise_multiplier=options.noise_multiplier,
+            mechanism=options.rule,
+            design=options.design(size),
+            redraw_every=options.redraw_every,
+            documents_per_topic=documents_per_topic,
+            max_tokens=max_tokens,
+            candidates=script.candidates,
+            partition=by_topic.dataset_id,
+        )
+        script = dataclasses.replace(script, margin=public_margin(plan.generation.release))
+        shown = plan.to_dict()
+        public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
+        terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
+        kept = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
+        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public)
+        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=kept)
+
+    @classmethod
+    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> DocumentSynthesizer:
+        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        return await asyncio.to_thread(cls.from_private_examples, private, **options)
+
+    @classmethod
+    def from_private_documents(
+        cls,
+        documents: Iterable[Any] | BaseLoader,
+        *,
+        public_size: int,
+        unit_key: str | None = None,
+        dataset_id: str = "private-documents",
+        max_chars: int = 20_000,
+        records_per_unit: int = 1,
+        **options: Any,
+    ) -> DocumentSynthesizer:
+        """Is `from_private_examples` for LangChain documents, as a loader or a text splitter gives them.
+
+        Args:
+          documents: a loader, or objects with `page_content` and `metadata`. They are read once, one after the other.
+          public_size: declared number of units; public.
+          unit_key: metadata that names whose document it is; None: every document is a unit. Chunks of one document
+            need one, or each chunk is protected by itself: "source", as most loaders set it.
+          dataset_id: public name of the documents.
+          max_chars: characters kept of each document.
+          records_per_unit: documents kept of each unit, the first ones; of chunks, as many as a unit may have.
+          **options: of `from_private_examples`.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged.
+          RecordError: a document cannot be read as a record. Index and value are hidden.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+        """
+        held = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
+        del documents  # an error that leaves this frame must not carry them
+        private = PrivateExamples.from_documents(
+            held.pop(),
+            public_size=public_size,
+            unit_key=unit_key,
+            dataset_id=dataset_id,
+            max_chars=max_chars,
+            records_per_unit=records_per_unit,
+        )
+        return cls.from_private_examples(private, **options)
+
+    @property
+    def topics(self) -> tuple[Count, ...]:
+        """The released topics with their noisy counts, the largest first; empty before the histogram is released."""
+        return tuple(sorted(self._topics or (), key=lambda pair: (-pair[1], pair[0])))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The noisy count of every keyword of the vocabulary, as this process released it (public)."""
+        return dict(self._counts)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every text is written that can be."""
+        return self._topics is not None and self._writer.finished
+
+    def run(self, *, progress: bool | None = None) -> SyntheticDocuments:
+        """Releases what is missing and returns everything released.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          SynthesisInterruptedError: the public model call failed; what was released is kept, and calling `run` again
+            continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer` as well.
+          ModelCallError: the histogram could not be computed; its ticket stays burnt.
+          PrivacyBudgetError: the tickets could not be reserved.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self.released()
+
+    async def arun(self, *, progress: bool | None = None) -> SyntheticDocuments:
+        """Is `run`, awaitable; the rows of one release are scored concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return await aside(self.released, is_slow=self._budget.durable)
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
+        """Yields each document as soon as it is released; errors as in `run`."""
+        with self._carried():
+            with self._events() as events:
+                self._find(events)
+            for _ in self._writer.stream(progress=progress):
+                yield self._document(self._writer.last)
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
+        """Is `stream`, awaitable."""
+        with self._carried():
+            async with self._events() as events:
+                await aside(lambda: self._find(events))
+            async for _ in self._writer.astream(progress=progress):
+                yield self._document(self._writer.last)
+
+    def released(self) -> SyntheticDocuments:
+        """Returns what was released so far with its privacy report."""
+        report = {
+            "private": True,
+            "epsilon": self._share.epsilon,
+            "delta": self._share.delta,
+            "adjacency": self._budget.adjacency,
+            **self._names(),
+            "budget": self._budget.report().to_dict(),
+        }
+        return SyntheticDocuments(self._texts(), self.topics, report, self._public)
+
+    def _find(self, events: RunEvents) -> None:
+        """Releases the histogram and names the topics, unless that was done before; whoever comes meanwhile waits."""
+        with self._lock:
+            if self._topics is not None:
+                return
+            if self._chosen is None:
+                self._release_histogram(events)
+            self._name(self._chosen or (), None)
+
+    def _release_histogram(self, events: RunEvents) -> None:
+        ticket = self._share.reserve(TOPIC_TEMPLATE)
+        events.tickets += 1
+        try:
+            counts = release_counts(self._private, ticket, plan=self.plan.topics)
+            self._counts, self._chosen = dict(counts), chosen_topics(counts, self.plan)
+            if self._checkpoint is not None:
+                self._checkpoint.save(self._chosen, ())
+            ticket.commit()
+        finally:
+            events.tickets -= ticket.give_back()  # only what never burnt
+
+    def _name(self, topics: tuple[Count, ...], texts: Sequence[SyntheticText] | None) -> None:
+        """Splits the units by topics, on this ledger for ever, and tells the writer."""
+        if len(topics) > self.plan.num_topics:
+            raise fail("checkpoint", f"at most {self.plan.num_topics} topics", len(topics))
+        if topics:
+            named = self._private.name_topics(topic for topic, _ in topics)
+            self._budget.bind(named)
+        by_place = dict(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
+        self._writer.take(by_place, texts)
+        self._topics = topics
+
+    def _keep_texts(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._topics or (), self._texts())
+
+    def _texts(self) -> tuple[SyntheticText, ...]:
+        return tuple(self._writer.texts)
+
+    def _document(self, text: SyntheticText) -> Document:
+        return text.document(release_id(self._names(), self.topics))
+
+    def _names(self) -> dict[str, str]:
+        return {
+            "component": self._share.component,
+            "dataset_id": self.plan.partition,
+            "ledger_id": self._budget.ledger_id,
+        }
+
+    def _events(self) -> RunEvents:
+        return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
+
+    @contextmanager
+    def _carried(self) -> Iterator[None]:
+        """Whatever ends a run, the error carries this synthesizer, so that nothing released is lost with it."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(AttributeError, TypeError):
+                error.synthesizer = self  # type: ignore[attr-defined]
+            raise
+
+    def __repr__(self) -> str:
+        return f"DocumentSynthesizer(component={self._share.component!r}, topics={self.plan.num_topics})"
+
+
+def chosen_topics(counts: Iterable[Count], plan: DocumentsPlan) -> tuple[Count, ...]:
+    """Returns the topics by their noisy counts, the rarest first: a unit that has several goes to what says most.
+
+    Args:
+      counts: of every keyword, released.
+      plan: how many topics there are at most, and the least count of one.
+    """
+    seen = [pair for pair in counts if pair[1] >= plan.least_units]
+    most = sorted(seen, key=lambda pair: -pair[1])[: plan.num_topics]
+    return tuple(reversed(most))

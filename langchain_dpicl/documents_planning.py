@@ -1,0 +1,287 @@
+"""What a store of synthetic documents will release, be charged and cost: the frozen plan. Knows public numbers only.
+
+One share pays for both steps, the histogram that finds topics and the texts of every topic: it is composed, priced and
+set aside before the first record is read, with places for topics that nobody knows yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from scipy.special import ndtri
+
+from langchain_dpicl.discovery_planning import noise_margin
+from langchain_dpicl.planning import Cost, GenerationPlan, Segment, _with_noise, plan_generation
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.amounts import effective_delta
+from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.events import Event, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
+from langchain_dpicl.privacy.unit_keywords import UnitKeywords
+from langchain_dpicl.privacy.value_counts import CountPlan, DiscreteLaplaceMechanism
+from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.token_rules import TokenRule
+
+TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
+TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
+"""The closed list of noises on the histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsPlan:
+    """Everything public about one store of synthetic documents.
+
+    Formal guarantees:
+      - `tickets()` hold the one histogram of `topics` and all texts of `generation`, whose branches are the places of
+        the topics; together they are (epsilon, delta)-DP under the one adjacency.
+
+    Attributes:
+      topics: how the keyword histogram is released: vocabulary, keywords per unit, noise.
+      generation: how texts are written, by place of a topic.
+      least_units: noisy count below which a keyword becomes no topic.
+      partition: the `dataset_id` under which topics split the units.
+      epsilon: upper bound of all of it at `delta`.
+      delta: the share's delta, the declared gaps of the noises included.
+    """
+
+    topics: CountPlan
+    generation: GenerationPlan
+    least_units: int
+    partition: str
+    epsilon: float
+    delta: float
+
+    @property
+    def release(self) -> CountPlan:
+        """What is released first: the histogram."""
+        return self.topics
+
+    @property
+    def num_topics(self) -> int:
+        """Most topics: places that were declared for them."""
+        return len(self.generation.branches)
+
+    @property
+    def documents_per_topic(self) -> int:
+        """Texts of each topic."""
+        return self.generation.shots_per_label
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise, of both steps."""
+        return self.topics.implementation_delta + self.generation.implementation_delta
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on the count of one keyword, in units."""
+        return _deviation(self.topics)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share: one histogram over all units, then the texts of each place."""
+        return (*self.topics.tickets(TOPIC_TEMPLATE), *self.generation.tickets())
+
+    def event(self) -> Event:
+        """Returns the event of both steps."""
+        return event_of_tickets(self.tickets(), partition=self.partition)
+
+    def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
+        """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: the histogram asks no model.
+
+        Args:
+          record_tokens: cap of a document.
+          instruction_tokens: cap of the instruction.
+        """
+        return self.generation.cost(record_tokens=record_tokens, instruction_tokens=instruction_tokens)
+
+    def found_from(self, confidence: float = 0.95) -> int:
+        """Returns how many units have to hold a keyword for its noisy count to reach `least_units` with this chance.
+
+        Args:
+          confidence: in (0, 1).
+
+        Raises:
+          ConfigurationError: `confidence` out of range.
+        """
+        return self.least_units + keyword_margin(self.topics, confidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.topics.adjacency,
+            "topics": self.topics.to_dict(),
+            "least_units": self.least_units,
+            "generation": self.generation.to_dict(),
+        }
+
+
+def keyword_margin(release: CountPlan, confidence: float) -> int:
+    """Returns how far a noisy count is above the true one at most, with this chance; below, likewise.
+
+    Args:
+      release: of the histogram.
+      confidence: in (0, 1).
+
+    Raises:
+      ConfigurationError: `confidence` out of range.
+    """
+    if not isinstance(release.mechanism, GaussianCountMechanism):
+        return noise_margin(release.scale, confidence)
+    share = check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
+    # A count is rounded to the nearest whole number, upwards from a half.
+    return max(0, math.ceil(float(release.scale) * float(ndtri(share)) - 0.5))
+
+
+def _deviation(release: CountPlan) -> float:
+    scale = float(release.scale)
+    if isinstance(release.mechanism, GaussianCountMechanism):
+        return scale
+    rate = 1.0 / scale
+    return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
+
+
+def plan_documents(
+    vocabulary: Sequence[str],
+    *,
+    public_size: int,
+    epsilon: float | None,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    text_key: str = "text",
+    num_topics: int = 10,
+    keywords_per_unit: int = 10,
+    topic_share: float = 0.2,
+    topic_noise: TopicNoise | None = None,
+    least_units: int | None = None,
+    topic_size: int | None = None,
+    noise_multiplier: float | None = None,
+    mechanism: str | TokenRule = "gumbel",
+    design: RowDesign | None = None,
+    redraw_every: int | None = None,
+    documents_per_topic: int = 4,
+    max_tokens: int = 60,
+    candidates: int = 101,
+    partition: str = "private-examples by topic",
+) -> DocumentsPlan:
+    """Chooses the noise of both steps so that together they cost at most `epsilon`.
+
+    Args:
+      vocabulary: public keywords, each of which may become a topic.
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this.
+      delta: the share's delta.
+      adjacency: neighbouring relation.
+      text_key: field of the records that holds the text.
+      num_topics: most topics. Their costs do not add up, but of smaller topics a larger share of units is read.
+      keywords_per_unit: keywords that a unit casts at most; noise grows with it, or with its root where it is Gaussian.
+      topic_share: share of epsilon in (0, 1) that the histogram may cost by itself; the texts get what it leaves.
+      topic_noise: "discrete_laplace" or "gaussian"; None: whichever deviates less.
+      least_units: noisy count below which a keyword becomes no topic; None: so high that of the keywords which nobody
+        holds none gets there, with a chance of 95 %.
+      topic_size: declared number of units of a topic, for sampling rates; None: `public_size` spread evenly.
+      noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
+      mechanism: how a token is released; see `plan_generation`.
+      design: shape of rows; by default `RowDesign.choose()`.
+      redraw_every: tokens per secret sample.
+      documents_per_topic: texts of each topic; their costs compose.
+      max_tokens: cap of a text.
+      candidates: width of the public domain per token.
+      partition: public name under which topics split the units.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range, or the noise costs more than epsilon.
+
+    >>> plan = plan_documents(["card", "transfer"], public_size=5_000, epsilon=2.0, delta=1e-6, num_topics=2)
+    >>> plan.num_topics, plan.epsilon <= 2.0, round(plan.deviation, 1)
+    (2, True, 7.1)
+    """
+    check_delta(delta)
+    check_int("public_size", public_size, low=1)
+    check_int("num_topics", num_topics, low=1)
+    if isinstance(vocabulary, str) or not isinstance(vocabulary, Iterable):
+        raise fail("vocabulary", "a sequence of public keywords", type(vocabulary).__name__)
+    check_real("topic_share", topic_share, low=0.0, high=1.0, low_open=True, high_open=True)
+    if epsilon is None:
+        raise fail("epsilon", "this component's share of the budget", epsilon, "Give epsilon=...")
+    rule = UnitKeywords(text_key, keywords_per_unit, tuple(vocabulary))
+    if keywords_per_unit > len(rule.declared):  # nobody can cast more
+        rule = UnitKeywords(text_key, len(rule.declared), rule.declared)
+    topics = _histogram(rule, check_epsilon(epsilon) * topic_share, delta, adjacency, topic_noise)
+    if least_units is None:
+        least_units = 1 + keyword_margin(topics, 1.0 - 0.05 / len(rule.declared))
+    check_int("least_units", least_units, low=1)
+    size = max(1, public_size // num_topics) if topic_size is None else check_int("topic_size", topic_size, low=1)
+    kind = mechanism if isinstance(mechanism, TokenRule) else TokenRule(mechanism)
+    generation = plan_generation(
+        dict.fromkeys(places(num_topics), size),
+        epsilon=epsilon if kind.fixes_noise else None,
+        delta=delta,
+        adjacency=adjacency,
+        noise_multiplier=None if kind.fixes_noise else 1.0 if noise_multiplier is None else noise_multiplier,
+        mechanism=kind,
+        design=design,
+        redraw_every=redraw_every,
+        shots_per_label=documents_per_topic,
+        segments=(Segment("text", max_tokens),),
+        candidates=candidates,
+        partition=partition,
+    )
+    draft = DocumentsPlan(topics, generation, least_units, partition, 0.0, delta)
+    return _priced(draft, epsilon, calibrates=noise_multiplier is None and not kind.fixes_noise)
+
+
+def _histogram(
+    rule: UnitKeywords, epsilon: float, delta: float, adjacency: Adjacency, noise: TopicNoise | None
+) -> CountPlan:
+    """Returns the histogram with the least noise that costs `epsilon` by itself."""
+    if noise is not None:
+        check_choice("topic_noise", noise, TOPIC_NOISES)
+    plans = []
+    if noise != "gaussian":
+        laplace = accounting.calibrate(lambda x: PureEvent(1.0 / x), epsilon=epsilon, delta=delta, adjacency=adjacency)
+        plans.append(CountPlan(rule, DiscreteLaplaceMechanism(laplace), adjacency))
+    if noise != "discrete_laplace":
+        normal = accounting.calibrate(GaussianEvent, epsilon=epsilon, delta=delta, adjacency=adjacency)
+        plans.append(CountPlan(rule, GaussianCountMechanism(normal), adjacency))
+    return min(plans, key=_deviation)
+
+
+def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:
+    """Returns the plan with its price, and with the noise on texts that keeps it within epsilon."""
+    left = effective_delta(draft.delta, draft.implementation_delta)
+    if left <= 0:
+        raise fail("delta", f"more than the noise's declared gap {draft.implementation_delta:.3g}", draft.delta)
+    adjacency = draft.topics.adjacency
+
+    def with_noise(noise_multiplier: float) -> DocumentsPlan:
+        return dataclasses.replace(draft, generation=_with_noise(draft.generation, noise_multiplier))
+
+    if calibrates:
+        noise = accounting.calibrate(lambda x: with_noise(x).event(), epsilon=epsilon, delta=left, adjacency=adjacency)
+        draft = with_noise(noise)
+    cost = accounting.epsilon_upper_bound(draft.event(), delta=left, adjacency=adjacency)
+    if cost > epsilon:
+        advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
+        raise fail("epsilon", f"at least {cost:.4g}, which histogram and texts cost together", epsilon, advice)
+    alone = dataclasses.replace(draft.generation, epsilon=_own_epsilon(draft.generation, adjacency))
+    return dataclasses.replace(draft, generation=alone, epsilon=cost)
+
+
+def _own_epsilon(generation: GenerationPlan, adjacency: Adjacency) -> float:
+    left = effective_delta(generation.delta, generation.implementation_delta)
+    return accounting.epsilon_upper_bound(generation.event(), delta=left, adjacency=adjacency)

@@ -1,0 +1,28 @@
+"""The tickets of a store of synthetic documents: one histogram over all units, then texts by place of a topic.
+
+Knows no vocabulary and no noise. Places are declared before any topic is known, so that all tickets can be.
+"""
+
+from __future__ import annotations
+
+from langchain_dpicl.privacy._validate import check_int
+
+TOPIC_TEMPLATE = "topics: one noisy histogram of keywords"
+"""The ticket template of the histogram."""
+MOST_TOPICS = 1000
+
+
+def places(num_topics: int) -> tuple[str, ...]:
+    """Returns the declared places of so many topics, in order.
+
+    Args:
+      num_topics: at most 1,000.
+
+    Raises:
+      ConfigurationError: the number is out of range.
+
+    >>> places(2)
+    ('topic 1', 'topic 2')
+    """
+    check_int("num_topics", num_topics, low=1, high=MOST_TOPICS)
+    return tuple(f"topic {place}" for place in range(1, num_topics + 1))

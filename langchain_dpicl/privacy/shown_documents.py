@@ -1,0 +1,136 @@
+"""What a report shows of a store of synthetic documents, held against tickets, share and price; and the documents.
+
+Knows no ledger or store. A store is one share with two steps, and each step is held against its own tickets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, shown_problems, why
+from langchain_dpicl.privacy.tickets import Component
+from langchain_dpicl.privacy.unit_keywords import UnitKeywords
+from langchain_dpicl.privacy.units import KEYWORDS
+from langchain_dpicl.privacy.value_counts import CountPlan, count_release
+
+_KEYS = frozenset({"adjacency", "delta", "epsilon", "generation", "least_units", "topics"})
+
+
+def shows_documents(component: Component) -> bool:
+    """Returns whether a component has the ticket of topics."""
+    return any(ticket.template == TOPIC_TEMPLATE for ticket in component.tickets)
+
+
+def document_problems(component: Component, book: Book) -> Iterator[str]:
+    """Compares the store that a component shows with its tickets, its data set, its share and its price.
+
+    Formal guarantees:
+      - No problem means: the histogram shown makes exactly the one ticket over all units; the texts shown make the
+        other ones, each of a place that the data set declares; topics split that data set; and every number shown is
+        that of the release, of the share or of its price.
+    """
+    if not shows_documents(component):
+        return
+    try:
+        yield from tuple(_document_problems(component, book))
+    except UNREADABLE as error:
+        yield f"its synthetic documents cannot be read: {why(error)}"
+
+
+def _document_problems(component: Component, book: Book) -> Iterator[str]:
+    shown, histogram = component.public, _histogram(component)
+    if set(shown) != _KEYS:
+        yield f"shows {sorted(set(shown) ^ _KEYS)} beside or instead of what synthetic documents show"
+    check_int("least_units", shown["least_units"], low=1)
+    declared = book.datasets.get(component.partition or "")
+    if declared is None:
+        raise fail("partition", "the dataset_id of a data set of the report", component.partition)
+    if declared.by != KEYWORDS or declared.labels != places(len(declared.labels)):
+        yield "its data set is not split by topics that are released later"
+    if histogram.rule.name != declared.text_key:
+        yield f"shows keywords of {histogram.rule.name!r}, the texts of its data set are {declared.text_key!r}"
+    first = tuple(ticket for ticket in component.tickets if ticket.label is None)
+    if first != histogram.tickets(TOPIC_TEMPLATE):
+        yield "shows a histogram that makes other tickets than it has"
+    texts = _texts(component, histogram)
+    if {ticket.label for ticket in texts.tickets} != set(declared.labels):
+        yield f"has texts of other places than {list(declared.labels)}"
+    yield from (f"texts: {problem}" for problem in shown_problems(texts, book))
+    if (histogram.adjacency, shown["adjacency"], shown["delta"]) != (book.adjacency, book.adjacency, component.delta):
+        yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
+    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
+        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def _histogram(component: Component) -> CountPlan:
+    release = count_release(component.public["topics"])
+    if not isinstance(release.rule, UnitKeywords):
+        raise fail("topics", "a histogram of keywords", release.rule.kind)
+    return release
+
+
+def _texts(component: Component, histogram: CountPlan) -> Component:
+    """Returns the texts as a component of their own, whose noise gap is what the histogram leaves of the whole one."""
+    shown = component.public["generation"]
+    if not isinstance(shown, Mapping) or not {"candidates", "labels", "shots_per_label", "max_tokens"} <= set(shown):
+        raise fail("generation", "the plan of a generation token by token", type(shown).__name__)
+    gap = component.implementation_delta - histogram.implementation_delta
+    tickets = tuple(ticket for ticket in component.tickets if ticket.label is not None)
+    per_release = SecureRandom.implementation_delta("binomial")  # below every gap of a token
+    if gap < per_release:
+        raise fail("implementation_delta", "that of the histogram and of the texts", component.implementation_delta)
+    return dataclasses.replace(component, tickets=tickets, public=shown, implementation_delta=gap)
+
+
+def released_document_problems(holder: object, component: Component | None) -> Iterator[str]:
+    """Compares released documents with the component that their report charges; what are none has no problem.
+
+    Formal guarantees:
+      - No problem means: the component's tickets pay for as many topics, of its vocabulary and with counts from
+        `least_units` on, and for as many texts of each; the plan shown is the component's.
+      - That topics and texts are those that were released is their sender's word.
+
+    Args:
+      holder: what was given to the verifier, a text read as JSON.
+      component: the one that its report names; None: it names none, or nothing protects it.
+    """
+    has = {"documents", "topics", "report"} <= set(holder) if isinstance(holder, Mapping) else hasattr(holder, "texts")
+    if not has:
+        return
+    try:
+        yield from tuple(_released_problems(holder, component))
+    except UNREADABLE as error:
+        yield f"documents: they cannot be read: {why(error)}"
+
+
+def _released_problems(holder: Any, component: Component | None) -> Iterator[str]:
+    if isinstance(holder, Mapping):
+        texts = [(item["topic"], item["number"]) for item in holder["documents"]]
+        topics, plan = holder["topics"], holder["plan"]
+    else:
+        texts = [(item.topic, item.number) for item in holder.texts]
+        topics, plan = holder.topics, holder.plan
+    if component is None or not shows_documents(component):
+        yield f"documents: {len(texts)} were released, which no component of the report pays for"
+        return
+    shown, histogram = component.public, _histogram(component)
+    if canonical_json(dict(plan)) != canonical_json(dict(shown)):
+        yield f"plan: expected what {component.name!r} shows, found another"
+    names = [name for name, _ in topics]
+    most = len({ticket.label for ticket in component.tickets} - {None})
+    if len(set(names)) != len(names) or len(names) > most or not set(names) <= set(histogram.rule.declared or ()):
+        yield f"topics: expected at most {most} distinct keywords of its vocabulary, found {names}"
+    if any(check_int("topics", count, low=-(2**53)) < shown["least_units"] for _, count in topics):
+        yield f"topics: expected counts from {shown['least_units']} on, found fewer units"
+    planned = shown["generation"]["shots_per_label"]
+    numbers = [check_int("number", number, low=0) for _, number in texts]
+    if len(set(texts)) != len(texts) or any(number >= planned for number in numbers):
+        yield f"documents: expected at most {planned} of each topic, each once"
+    if not {topic for topic, _ in texts} <= set(names):
+        yield "documents: expected ones of the released topics, found others"

@@ -1,0 +1,126 @@
+"""Private examples that are split by topics which are released after the split was declared and paid for.
+
+Knows no ledger beyond its id, no noise and no model. Which topics there are may be learnt from the examples themselves,
+under noise; which unit has which of them is decided by looking at that unit alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.pools import LatePools, Pool
+from langchain_dpicl.privacy.unit_keywords import TopicSplit
+from langchain_dpicl.privacy.units import KEYWORDS, SPLIT_RULE, Declaration, make_declaration
+
+_NAMED = ", topics named"
+
+
+class TopicExamples(PrivateExamples):
+    """The units of other examples, split by topics that are named once, later. Made by `split_by_topics`.
+
+    Formal guarantees:
+      - As for `PrivateExamples.redeclared`: the same units on the same ledger, for ever.
+      - The places of the topics are declared before any topic is known, so what is released from them can be priced
+        before a record is read. Until topics are named, all units can be read together, those of a place by nobody.
+      - A unit belongs to one place at most, by a rule that looks at it and at the named topics alone, and topics are
+        named once: other ones are refused, here and, where the ledger is durable, in every process.
+    """
+
+    __slots__ = ()
+
+    def name_topics(self, topics: Iterable[str]) -> PrivateExamples:
+        """Splits the units by released topics, once, and returns the declaration that says which they are.
+
+        A unit belongs to the first of `topics` that occurs in its texts (`TopicSplit`), or to none; topic i has the
+        i-th declared place. Bind what is returned: the ledger then refuses other topics for this split.
+
+        Args:
+          topics: released, in the order in which they are looked for; at most as many as places.
+
+        Raises:
+          ConfigurationError: the topics are no vocabulary of that size.
+          PrivateAccessError: other topics were named before.
+          RecordError: the units could not be split.
+        """
+        declared, late = self._declared, self._open
+        if not isinstance(late, LatePools) or declared.label_key is None:
+            raise fail("topics", "examples from `split_by_topics`", self.dataset_id)
+        split = TopicSplit(declared.text_key, declared.label_key, tuple(topics), declared.labels)
+        place = dict(zip(split.topics, split.labels, strict=False))
+        sizes = dict(declared.public_size) if not isinstance(declared.public_size, int) else {}
+        named = _declaration(
+            self, declared.dataset_id + _NAMED, declared.label_key, {topic: sizes[place[topic]] for topic in place}
+        )
+        late.assign(split)
+
+        def open_topic(topic: str | None) -> Pool:
+            return late(None if topic is None else place[topic])
+
+        with self._bond.lock:
+            made = self._bond.by_declaration.get(named)
+            if made is None:
+                made = PrivateExamples.__new__(PrivateExamples)
+                made._adopt(named, (open_topic, self._remove, self._redeclare), self._bond, self._root)  # noqa: SLF001
+                self._bond.by_declaration[named] = made
+        return made
+
+
+def split_by_topics(
+    private: PrivateExamples, *, dataset_id: str, topic_key: str, public_size: Mapping[str, int]
+) -> TopicExamples:
+    """Declares the same units again, split by topics that `TopicExamples.name_topics` names later.
+
+    The same declaration again is the same object, with the topics that it has.
+
+    Args:
+      private: the examples, declared without labels.
+      dataset_id: public name of this declaration, another one than before.
+      topic_key: field that will hold the topic of a record; none that is declared.
+      public_size: declared number of units by place; the places are the labels.
+
+    Raises:
+      ConfigurationError: a public argument is out of range, or the examples have labels.
+    """
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    if dataset_id == private.dataset_id:
+        raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
+    if private.label_key is not None:
+        advice = "Topics split examples that are declared without labels."
+        raise fail("private", "examples without labels", private.label_key, advice)
+    if topic_key in private.fields:
+        raise fail("topic_key", f"another field than {list(private.fields)}", topic_key)
+    declared = _declaration(private, dataset_id, topic_key, public_size)
+    _declaration(private, dataset_id + _NAMED, topic_key, public_size)  # its name fits, too
+    bond = private._bond  # noqa: SLF001  its own family
+    with bond.lock:
+        made = bond.by_declaration.get(declared)
+        if not isinstance(made, TopicExamples):
+            made = TopicExamples.__new__(TopicExamples)
+            late = LatePools(private._open, private._redeclare)  # noqa: SLF001
+            sealed = (late, private._remove, private._redeclare)  # noqa: SLF001
+            made._adopt(declared, sealed, bond, private._root or private)  # noqa: SLF001
+            bond.by_declaration[declared] = made
+    return made
+
+
+def _declaration(
+    private: PrivateExamples, dataset_id: str, topic_key: str, public_size: Mapping[str, int]
+) -> Declaration:
+    old, root = private._declared, private._root or private  # noqa: SLF001  its own family
+    if not isinstance(public_size, Mapping):
+        raise fail("public_size", "a number by place of a topic", type(public_size).__name__)
+    return make_declaration(
+        dataset_id=dataset_id,
+        public_size=public_size,
+        text_key=old.text_key,
+        label_key=topic_key,
+        labels=tuple(public_size),
+        unit_key=old.unit_key,
+        fields=old.extra_fields,
+        max_chars=old.max_chars,
+        records_per_unit=old.records_per_unit,
+        redeclared={"from": root.dataset_id, "fold_case": True, "rule": SPLIT_RULE, "by": KEYWORDS},
+    )

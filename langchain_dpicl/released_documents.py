@@ -1,0 +1,273 @@
+"""Synthetic documents that have left the vault, with the report of their cost. Knows no private record and no budget.
+
+Everything in here is public: indexing, searching, filtering and showing it is free, for ever. Files are plain JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+
+from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.released import epsilon_of
+
+FORMAT = "langchain-dpicl/synthetic-documents"
+VERSION = 1
+
+_FORM = FileForm("synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "plan", "report"}))
+_LARGEST = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticText:
+    """One synthetic document.
+
+    Attributes:
+      text: what was written.
+      topic: the released keyword it was written for.
+      number: its place among the texts of that topic, from 0.
+    """
+
+    text: str
+    topic: str
+    number: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise fail("text", "text", type(self.text).__name__)
+        check_name("topic", self.topic)
+        check_int("number", self.number, low=0)
+
+    def document(self, release: str) -> Document:
+        """Returns the LangChain document: `topic`, `number` and `release` are metadata, and its id stays the same.
+
+        Args:
+          release: public name of the release it is of.
+        """
+        metadata = {"topic": self.topic, "number": self.number, "release": release}
+        # A UUID: some stores take no other ids.
+        named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/{self.number}/{self.topic}")
+        return Document(id=str(named), page_content=self.text, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class SyntheticDocuments:
+    """Synthetic documents by topic, with the topics' noisy counts and the report of what all of it cost.
+
+    Formal guarantees:
+      - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
+        post-processing, however often it is done and by whom.
+      - What `report` claims is carried, not checked; `verify_report(documents)` recomputes it.
+
+    Args:
+      texts: the documents, in the order of their topics.
+      topics: (keyword, noisy count of units that cast it), the largest count first.
+      report: JSON-able privacy report.
+      plan: JSON-able public plan.
+
+    Raises:
+      ConfigurationError: a value is of another type, a topic is unknown, or two documents are the same one.
+
+    Example:
+      >>> text = SyntheticText("a card payment was declined", "card", 0)
+      >>> report = {"private": True, "epsilon": 1.0}
+      >>> store = SyntheticDocuments((text,), (("card", 120),), report, {}).to_vector_store()
+      >>> store.as_retriever().invoke("why was my card declined?")[0].metadata["topic"]
+      'card'
+    """
+
+    texts: tuple[SyntheticText, ...]
+    topics: tuple[tuple[str, int], ...]
+    report: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        texts, topics = _listed("texts", self.texts), tuple(_topic(pair) for pair in _listed("topics", self.topics))
+        names = [topic for topic, _ in topics]
+        if not all(isinstance(text, SyntheticText) for text in texts):
+            raise fail("texts", "SyntheticText, each of them", [type(text).__name__ for text in texts][:3])
+        places = [(text.topic, text.number) for text in texts]
+        if len(set(names)) != len(names) or len(set(places)) != len(places) or not {t for t, _ in places} <= set(names):
+            raise fail("texts, topics", "each document once, of a topic that is listed once", names)
+        object.__setattr__(self, "texts", texts)
+        object.__setattr__(self, "topics", topics)
+        object.__setattr__(self, "report", plain("report", self.report))
+        object.__setattr__(self, "plan", plain("plan", self.plan))
+        epsilon_of(self.report)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def epsilon(self) -> float:
+        """The reported upper bound on epsilon."""
+        return epsilon_of(self.report)
+
+    @property
+    def release_id(self) -> str:
+        """A public name of this release, of 12 hexadecimal digits: documents of two of them never share an id."""
+        return release_id(self.report, self.topics)
+
+    @property
+    def documents(self) -> list[Document]:
+        """What is not empty, with `topic`, `number` and `release` as metadata and ids that stay the same."""
+        release = self.release_id
+        return [text.document(release) for text in self.texts if text.text.strip()]
+
+    def filtered(self, keep: Callable[[Document], bool]) -> SyntheticDocuments:
+        """Returns the documents that pass a test: free, whatever the test asks of public models.
+
+        Args:
+          keep: takes a document and says whether it stays, for instance by asking a model whether the text is about
+            its topic.
+        """
+        kept = [text for text in self.texts if keep(text.document(self.release_id))]
+        return dataclasses.replace(self, texts=tuple(kept))
+
+    def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
+        """Indexes the documents in a vector store, under ids that stay the same, so that doing so twice adds none.
+
+        Args:
+          store: any LangChain vector store, made with embeddings of its own; None: one in memory.
+          embedding: embeddings of the store in memory; None: `LocalEmbeddings`, which need no network.
+
+        Raises:
+          ConfigurationError: both are given, or `store` is no vector store.
+        """
+        store = _checked(store, embedding)
+        documents = self.documents
+        if documents:
+            store.add_documents(documents, ids=[str(document.id) for document in documents])
+        return store
+
+    async def ato_vector_store(
+        self, store: VectorStore | None = None, *, embedding: Embeddings | None = None
+    ) -> VectorStore:
+        """Is `to_vector_store`, awaitable."""
+        store = _checked(store, embedding)
+        documents = self.documents
+        if documents:
+            await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
+        return store
+
+    def as_retriever(self, *, embedding: Embeddings | None = None, **search: Any) -> VectorStoreRetriever:
+        """Returns a stock retriever over the documents, in memory.
+
+        Args:
+          embedding: as for `to_vector_store`.
+          **search: of `VectorStore.as_retriever`: `search_type`, `search_kwargs`.
+        """
+        return self.to_vector_store(embedding=embedding).as_retriever(**search)
+
+    def to_json(self) -> str:
+        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        state = {
+            "documents": [dataclasses.asdict(text) for text in self.texts],
+            "topics": [list(pair) for pair in self.topics],
+            "plan": self.plan,
+            "report": self.report,
+        }
+        return _FORM.text(state)
+
+    @classmethod
+    def from_json(cls, text: str) -> SyntheticDocuments:
+        """Reads what `to_json` wrote, and nothing else.
+
+        Args:
+          text: the JSON text. Its content stays data, whatever keys it carries.
+
+        Raises:
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+        """
+        state = _FORM.read(text)
+        return cls(
+            tuple(text_of(item) for item in _listed("documents", state["documents"])),
+            tuple(_topic(pair) for pair in _listed("topics", state["topics"])),
+            state["report"],
+            state["plan"],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+
+        Raises:
+          OSError: the folder is missing or cannot be written; `path` is then untouched.
+        """
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SyntheticDocuments:
+        """Reads a file written by `save`.
+
+        Args:
+          path: the file.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes.
+          OSError: the file is missing or unreadable.
+        """
+        return cls.from_json(text_in(path))
+
+
+def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, int]]) -> str:
+    """Returns a public name of 12 hexadecimal digits for what a report and its topics name.
+
+    Args:
+      report: with the ids of ledger, component and data set.
+      topics: with their noisy counts, the largest first.
+    """
+    named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
+    whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})
+    return hashlib.sha256(whole.encode("utf-8")).hexdigest()[:12]
+
+
+def text_of(item: Any) -> SyntheticText:
+    """Returns one document from its JSON form.
+
+    Raises:
+      ConfigurationError: it has another form.
+    """
+    names = {field.name for field in dataclasses.fields(SyntheticText)}
+    if not isinstance(item, Mapping) or set(item) != names:
+        raise ConfigurationError(f"documents: expected objects with {sorted(names)}, found another.")
+    return SyntheticText(**item)
+
+
+def _topic(pair: Any) -> tuple[str, int]:
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise ConfigurationError("topics: expected pairs of a keyword and a whole number, found something else.")
+    return check_name("topic", pair[0]), check_int("topics", pair[1], low=-_LARGEST, high=_LARGEST)
+
+
+def _listed(name: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise fail(name, "a sequence", type(values).__name__)
+    return tuple(values)
+
+
+def _checked(store: Any, embedding: Any) -> VectorStore:
+    if store is None:
+        return InMemoryVectorStore(LocalEmbeddings() if embedding is None else embedding)
+    if not isinstance(store, VectorStore):
+        advice = "Make it first, with its embeddings: FAISS(...), Chroma(...), InMemoryVectorStore(...)."
+        raise fail("store", "a LangChain vector store", type(store).__name__, advice)
+    if embedding is not None:
+        raise fail("embedding", "None beside a store, which has its own", type(embedding).__name__)
+    return store
