@@ -18,11 +18,14 @@ TABLES_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz sst2.jsonl.gz agnews.js
 MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 # What bench-membership attacks.
 MEMBERSHIP_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz sst2.jsonl.gz)
+# What bench-evolution reads: texts that vote, and the public ones that they choose among.
+EVOLUTION_DATA ?= ../shared/data/trec.jsonl.gz
+EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test planted audit check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-ledger tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -30,10 +33,19 @@ demo: .venv/.ready  ## the main job, offline: private questions in, private demo
 # Many processes import the same: what one compiles, the others find.
 test leaks: export PYTHONDONTWRITEBYTECODE =
 
-test:  ## lint, types, import contracts, the wheel, the leak table, then every test with sockets closed
-	$(MAKE) --no-print-directory -j 2 postgres check-wheel check-source check-leaks
+test:  ## the wheel, then every test with sockets closed; lint, types, import contracts, secrets and the leak table beside them
+	$(MAKE) --no-print-directory -j 2 postgres check-wheel .venv-test/.ready
+	$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest
+
+check-tests: .venv-test/.ready
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
+
+# In what the tests leave of the processors while they wait for servers and processes; told in one piece, as tests report too.
+check-rest: .venv-test/.ready
+	@mkdir -p out
+	@nice -n 10 $(MAKE) --no-print-directory check-source check-leaks > out/check-rest.txt 2>&1; \
+	ended=$$?; echo; cat out/check-rest.txt; exit $$ended
 
 planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has to turn a test red
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "planted and not audited" $(PYTEST_ARGS)
@@ -105,8 +117,14 @@ tables: .venv-bench/.ready  ## every method on every data set, and what it costs
 bench-membership: .venv/.ready  ## membership inference: prompts of real records and every component (or DATA=FILE, ARGS="--parts prompts")
 	.venv/bin/python benchmarks/bench_membership.py --data $(if $(filter file,$(origin DATA)),$(MEMBERSHIP_DATA),$(DATA)) $(ARGS)
 
+bench-evolution: .venv/.ready  ## what the noisy votes of private evolution choose from public text (or ARGS="--rounds 1 --runs 3", EVOLUTION_DATA=FILE EVOLUTION_PUBLIC=FILE)
+	.venv/bin/python benchmarks/bench_evolution.py --data $(EVOLUTION_DATA) --public $(EVOLUTION_PUBLIC) $(ARGS)
+
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)
+
+bench-ray: .venv-test/.ready postgres  ## texts per second at 1, 2, 4 workers of a Ray cluster, with a model that makes one wait (or ARGS="--items 96")
+	.venv-test/bin/python benchmarks/bench_ray.py $(ARGS)
 
 # Ledgers in PostgreSQL are tested on a real server, which each test process starts for itself. Where none can be
 # installed those tests are skipped and say so; on CI they fail.

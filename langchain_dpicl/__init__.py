@@ -21,6 +21,7 @@ from langchain_dpicl.baselines import (
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.classification import LabelClassifier
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.exceptions import (
@@ -58,16 +59,22 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
-from langchain_dpicl.receipts import FreeFormResult, Receipt, VotingResult
+from langchain_dpicl.ray_executor import RayExecutor
+from langchain_dpicl.receipts import FreeFormResult, Receipt, RetrievalResult, VotingResult
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.released_counts import ReleasedCounts
+from langchain_dpicl.released_documents import SyntheticDocuments
+from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
+from langchain_dpicl.retrieval_answers import DPRetrievalFreeFormRunnable
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
 from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.tuning_baselines import soft_prompt_without_privacy
+from langchain_dpicl.vocabularies import public_vocabulary
 from langchain_dpicl.voting import DPVotingRunnable
+from langchain_dpicl.working import Workplace
 
 __version__ = version("langchain-dpicl")
 
@@ -83,9 +90,12 @@ __all__ = [
     "DPFewShotPromptTemplate",
     "DPFreeFormRunnable",
     "DPICLError",
+    "DPRetrievalFreeFormRunnable",
+    "DPRetrievalVotingRunnable",
     "DPVotingRunnable",
     "DecisionsBackend",
     "DemonstrationSynthesizer",
+    "DocumentSynthesizer",
     "EmbeddedLLM",
     "FreeFormResult",
     "Grammar",
@@ -115,16 +125,19 @@ __all__ = [
     "PromptPATEExampleSelector",
     "PromptPATELabeler",
     "PromptTask",
+    "RayExecutor",
     "Receipt",
     "RecordError",
     "ReleasedCounts",
     "ReleasedDemonstrations",
+    "RetrievalResult",
     "SealedShareError",
     "SensitivityError",
     "SoftPrompt",
     "SoftPromptBackend",
     "SoftPromptClassifier",
     "SynthesisInterruptedError",
+    "SyntheticDocuments",
     "TenantCapExceededError",
     "TextVoteBackend",
     "TrainingInterruptedError",
@@ -134,10 +147,12 @@ __all__ = [
     "UnsilencableModelError",
     "ValueDiscovery",
     "VotingResult",
+    "Workplace",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",
     "get_privacy_budget_callback",
     "label_votes_without_privacy",
+    "public_vocabulary",
     "real_demonstrations_without_privacy",
     "soft_prompt_without_privacy",
     "verify_report",

@@ -20,7 +20,7 @@ from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.keywords import Keywords
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
+from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.joint import MAX_CHOICES, JointExponentialMechanism
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism, Release
 
@@ -235,6 +235,38 @@ class KeywordSpace:
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
         return {"num_keywords": self._number, "keywords": "made for each query" if self._fixed is None else "given"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoisyKeywordRound:
+    """The public keywords of one query, how many are told, and what noise alone reaches."""
+
+    rows: AnswerRows
+    words: tuple[str, ...]
+    most: int
+    floor: float
+
+    def outcome(self, released: Release) -> Outcome:
+        """Returns the keywords that stand out of the noise, best first; the answer is still to be written."""
+        weights = np.asarray(released.values)
+        best = [int(place) for place in np.argsort(-weights, kind="stable")[: self.most]]
+        return Outcome(None, keywords=tuple(self.words[place] for place in best if weights[place] >= self.floor))
+
+
+class NoisyKeywordSpace(KeywordSpace):
+    """As `KeywordSpace`, for Gaussian noise on every keyword: an answer's keywords together have a vector of length 1.
+
+    Attributes:
+      floor: least noisy weight of a keyword that is told; public, from the plan.
+    """
+
+    aggregation = VoteVectorSum()  # type: ignore[assignment]
+    floor: float = 0.0
+
+    def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
+        """Makes the domain of the query; see `KeywordSpace.prepared`."""
+        made: Any = yield from super().prepared(query, candidates)
+        return NoisyKeywordRound(made.rows, made.words, self._number, self.floor)
 
 
 Space: TypeAlias = EmbeddingSpace | KeywordSpace

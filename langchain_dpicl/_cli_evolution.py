@@ -75,14 +75,14 @@ def numbers_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def evolution_from(
-    arguments: argparse.Namespace, private: PrivateExamples, *, budget: Any, model: Any, embeddings: Any
+    arguments: argparse.Namespace, private: PrivateExamples, *, budget: Any, model: Any, embeddings: Any, **spread: Any
 ) -> PrivateEvolution:
     """Checks everything, and has spent nothing yet."""
     from langchain_dpicl.evolution import PrivateEvolution
 
     return PrivateEvolution.from_private_examples(
         private,
-        llm=_writer(arguments, model),
+        llm=writer_of(arguments, model),
         embeddings=embeddings,
         budget=budget,
         epsilon=arguments.epsilon,
@@ -93,10 +93,11 @@ def evolution_from(
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
         **numbers_of(arguments),
+        **spread,
     )
 
 
-def _writer(arguments: argparse.Namespace, model: Any) -> Any:
+def writer_of(arguments: argparse.Namespace, model: Any) -> Any:
     """Returns the model that writes; an engine of ours writes at temperature 1, or all candidates would be alike."""
     from langchain_dpicl.backends.base import NextTokenBackend
     from langchain_dpicl.models import LocalLLM

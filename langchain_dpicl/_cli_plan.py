@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl import _cli_evolution, _cli_labels, _cli_queries, _cli_training
+from langchain_dpicl import _cli_evolution, _cli_labels, _cli_queries, _cli_retrieval, _cli_training
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _ONLY = {
     "voting": frozenset(_cli_queries.OPTIONS),
     "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS}),
     "dpsgd": frozenset(_cli_training.OPTIONS),
+    "retrieval": frozenset(_cli_retrieval.OPTIONS),
 }
 _COUNTS = ("num_slots", "shots_per_slot", "private_tokens", *_GENERATION)
 
@@ -114,6 +115,7 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     _cli_queries.add_voting(command)
     _cli_labels.add_pate(command)
     _cli_training.add_dpsgd(command)
+    _cli_retrieval.add_retrieval(command)
     _cli_evolution.add_evolution(command, runs=False)
     # So that an option of the other method is seen and refused.
     command.set_defaults(run=run, mechanism=None, **dict.fromkeys(_GENERATION))
@@ -160,6 +162,8 @@ def planned(arguments: argparse.Namespace) -> str:
         return _cli_evolution.planned_evolution(arguments, sizes)
     if arguments.method == "dpsgd":
         return _cli_training.planned_training(arguments, sizes)
+    if arguments.method == "retrieval":
+        return _cli_retrieval.planned_retrieval(arguments, sizes)
     if arguments.mechanism is None:
         arguments.mechanism = "gumbel"
     if arguments.method == "voting":

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from langchain_dpicl._label_scorers import distinct_texts
 from langchain_dpicl.asking import Query, TaskWording, template_text
 from langchain_dpicl.backends.label_rows import LabelRows
@@ -16,6 +18,8 @@ from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.row_design import RowDesign
 
 Votes: TypeAlias = Literal["hard", "soft", "text"]
+VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
+"""Place of the label (None: abstained) and the noisy votes, if they were released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +210,26 @@ def reader_of(
     else:
         task = replace(task, content_free=())
     return task, scorer, {"model": getattr(engine, "name", type(engine).__name__), "reads": scorer.kind}
+
+
+def packed_votes(outcome: VoteOutcome) -> list[Any]:
+    """Returns an outcome as JSON values."""
+    place, votes = outcome
+    return [None if place is None else int(place), votes]
+
+
+def unpacked_votes(kept: Any, *, width: int) -> VoteOutcome:
+    """Returns an outcome as it was kept, among so many labels.
+
+    Raises:
+      ValueError, TypeError: it is none.
+    """
+    place, votes = kept
+    if not (place is None or (type(place) is int and 0 <= place < width)):
+        raise ValueError("no label")
+    if votes is None:
+        return place, None
+    scores = tuple(float(vote) for vote in votes)
+    if len(scores) != width or not np.isfinite(scores).all():
+        raise ValueError("no votes")
+    return place, scores

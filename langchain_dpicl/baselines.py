@@ -19,11 +19,7 @@ from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk, drive
 from langchain_dpicl.blocks import Block
-from langchain_dpicl.curator import (
-    open_block_without_privacy,
-    pool_without_privacy,
-    release_once_without_privacy,
-)
+from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment
@@ -36,6 +32,7 @@ from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import release_plan
+from langchain_dpicl.unprotected import open_block_without_privacy, release_once_without_privacy
 from langchain_dpicl.wording import GenerationWording
 from langchain_dpicl.writing import (
     DEFAULT_STOP,

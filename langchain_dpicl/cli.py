@@ -1,6 +1,7 @@
-"""The `dpicl` command: `epsilon`, `plan`, `discover`, `generate`, `ledger`, `audit`. The only room that prints.
+"""The `dpicl` command: `epsilon`, `plan`, `discover`, `documents`, `generate`, `ledger`, `audit`.
 
-Hands records to `PrivateExamples` and never shows one: not their content, not their number, not the line of a fault.
+The only room that prints. Hands records to `PrivateExamples` and never shows one: not their content, not their number,
+not the line of a fault.
 """
 
 from __future__ import annotations
@@ -17,19 +18,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from langchain_dpicl._cli_audit import add_audit, audited
 from langchain_dpicl._cli_discovery import add_discover, discovered
+from langchain_dpicl._cli_documents import add_documents, documented
 from langchain_dpicl._cli_evolution import MECHANISM as EVOLUTION
 from langchain_dpicl._cli_evolution import add_evolution, check_evolution, evolution_from
 from langchain_dpicl._cli_inputs import (
     add_model,
     check_out,
     load_grammar,
-    load_model,
     load_named,
     read_json,
-    read_records,
 )
 from langchain_dpicl._cli_ledger import add_ledger, done, redacted
-from langchain_dpicl._cli_plan import add_design, add_plan, check_options, declared, planned, rule_options, sizes_of
+from langchain_dpicl._cli_plan import add_design, add_plan, check_options, planned, rule_options
+from langchain_dpicl._cli_ray import (
+    add_ray,
+    budget_from,
+    check_ray,
+    driver_model,
+    examples_from,
+    spread_options,
+)
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 
 if TYPE_CHECKING:
@@ -45,7 +53,8 @@ The model sees the records: run one you trust with them (with --mechanism privat
 printed and saved is released under the budget.
 
 Every run starts a new budget, kept in memory. Two runs on the same records spend twice, and their epsilons add up;
-use a Python program with one shared budget where that must be counted.
+use a Python program with one shared budget where that must be counted. With --ray, workers spend from the --ledger
+that they share, and the same command goes on where it stopped.
 """
 
 
@@ -100,6 +109,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     _add_epsilon(commands)
     add_plan(commands, run=_plan)
     add_discover(commands, run=_discover)
+    add_documents(commands, run=_documents)
     _add_generate(commands)
     add_ledger(commands, run=_ledger)
     add_audit(commands, run=_audit)
@@ -203,6 +213,13 @@ def _discover(arguments: argparse.Namespace) -> int:
     return discovered(arguments, say=_say)
 
 
+# -- dpicl documents ---------------------------------------------------------------------------------------------
+
+
+def _documents(arguments: argparse.Namespace) -> int:
+    return documented(arguments, say=_say, complain=_complain)
+
+
 # -- dpicl audit -------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +258,7 @@ def _add_generate(commands: Any) -> None:
     command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     add_design(command)
     add_evolution(command, runs=True)
+    add_ray(command)
     command.set_defaults(run=_generate)
 
 
@@ -261,7 +279,10 @@ def _generate(arguments: argparse.Namespace) -> int:
         saved = _save(synthesizer.released(), arguments.out)
     if stopped:
         where = f"saved in {arguments.out}" if saved else "on standard output"
-        _complain(f"{stopped} What was released is {where}. A new run starts over, on a budget of its own.")
+        again = "A new run starts over, on a budget of its own."
+        if arguments.ledger is not None:
+            again = "The same command goes on where this one stopped."
+        _complain(f"{stopped} What was released is {where}. {again}")
     if not arguments.quiet:
         _say(str(budget.report()))
     return code or (0 if saved else _FAULT)
@@ -269,30 +290,19 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
     """Reads records and model, checks everything, and has spent nothing yet."""
-    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-    from langchain_dpicl.privacy.examples import PrivateExamples
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
     check_evolution(arguments)
-    private = PrivateExamples(
-        read_records(arguments.file),
-        public_size=declared(sizes_of(arguments.public_size)),
-        text_key=arguments.text_key,
-        label_key=arguments.label_key,
-        labels=arguments.label,
-        unit_key=arguments.unit_key,
-        dataset_id=arguments.dataset_id,
-    )
-    budget = PrivacyBudgetCallbackHandler(
-        epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency
-    )
+    check_ray(arguments)
+    private, budget, model = examples_from(arguments), budget_from(arguments), driver_model(arguments)
+    spread = spread_options(arguments)
     if arguments.mechanism == EVOLUTION:
         given = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
-        model = load_model(arguments)
-        return evolution_from(arguments, private, budget=budget, model=model, embeddings=given), budget
+        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=given, **spread)
+        return made, budget
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
-        llm=load_model(arguments),
+        llm=model,
         budget=budget,
         epsilon=arguments.epsilon,
         instruction=arguments.instruction,
@@ -308,6 +318,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
         public_top_k=arguments.public_top_k,
+        **spread,
     )
     return synthesizer, budget
 

@@ -13,6 +13,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.value_counts import CountPlan
 
@@ -21,7 +22,7 @@ class SharePlan(Protocol):
     """What a component plans to release, in numbers that are public."""
 
     @property
-    def release(self) -> ReleasePlan | CountPlan:
+    def release(self) -> ReleasePlan | CountPlan | ParticipationPlan:
         """How one thing is released; where labels split the units, of the first label."""
 
     @property

@@ -42,7 +42,7 @@ from langchain_dpicl.writing import check_texts
 
 AnswerSpace: TypeAlias = Literal["embedding", "keywords"]
 
-_MOST_OWED = 256
+MOST_OWED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class _Asked:
     render: Callable[[Sequence[Record]], str]
     zero_shot: str
     round: Round
+    direction: Any = None
+    """Where the query lies, for those who compare documents with it."""
 
 
 class DPFreeFormRunnable(QueryRunnable):
@@ -213,7 +215,7 @@ class DPFreeFormRunnable(QueryRunnable):
         Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models.
         """
         spender = resolve_budget(budget, config)
-        is_embedded = _check_space(
+        is_embedded = check_space(
             private, aggregation, embeddings, candidates, only_keywords=(keyword_domain, max_keywords, answer_prompt)
         )
         wording = wording_of(
@@ -259,16 +261,12 @@ class DPFreeFormRunnable(QueryRunnable):
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts)
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
-        own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=_MOST_OWED)}
-        memory = None
-        if kept is not None:
-            # Lists that are given decide what an answer can be; in reports they would be too long.
-            lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
-            models = {"reader": traits_of(llm), "public": traits_of(llm if candidates_llm is None else candidates_llm)}
-            seen = {**texts, **lists, **models, "answer_prompt": _shown_prompt(writes)}
-            told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
-            memory = AnswerMemo(kept, scope=told, packed=_packed, unpacked=_unpacked)
-        return cls(**handles, **options, **own, tenants=tenants, memo=memory)
+        own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
+        # Lists that are given decide what an answer can be; in reports they would be too long.
+        lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
+        seen = {**texts, **lists, **models_of(llm, candidates_llm, writes)}
+        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
+        return cls(**handles, **options, **own, tenants=tenants, memo=memory_of(kept, told))
 
     @property
     @override
@@ -376,6 +374,17 @@ def _unpacked(kept: Mapping[str, Any]) -> Outcome:
     return Outcome(answer, keywords=None if words is None else tuple(words), similarities=shown)
 
 
+def memory_of(kept: ReleaseMemo | None, scope: Mapping[str, Any]) -> AnswerMemo | None:
+    """Returns the answers of a component in a memo that outlives the process, or None."""
+    return None if kept is None else AnswerMemo(kept, scope=scope, packed=_packed, unpacked=_unpacked)
+
+
+def models_of(llm: Any, writer: Any, template: BasePromptTemplate[Any] | None) -> dict[str, Any]:
+    """Returns what tells the models behind an answer, and what the public one writes from, from others."""
+    models = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
+    return {**models, "answer_prompt": _shown_prompt(template)}
+
+
 def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:
     """Returns a template as it reads with its variables' names filled in, the same in every process."""
     if template is None:
@@ -383,7 +392,7 @@ def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:
     return template.format_prompt(**{name: f"<{name}>" for name in template.input_variables}).to_string()
 
 
-def _check_space(
+def check_space(
     private: Any, aggregation: Any, embeddings: Any, candidates: Any, *, only_keywords: tuple[Any, Any, Any]
 ) -> bool:
     """Returns whether answers are compared as embeddings; refuses options that would count for nothing."""

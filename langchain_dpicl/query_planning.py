@@ -29,6 +29,7 @@ from langchain_dpicl.privacy.aggregation import Aggregation, ProbabilitySum, Vot
 from langchain_dpicl.privacy.amounts import check_name, effective_delta
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
 from langchain_dpicl.recommendation import agreement_of
 from langchain_dpicl.row_design import RowDesign, redrawn
@@ -54,7 +55,7 @@ class NoisyPlan(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def release(self) -> ReleasePlan:
+    def release(self) -> ReleasePlan | ParticipationPlan:
         """How one thing is released."""
 
     @property

@@ -22,8 +22,7 @@ from typing_extensions import override
 
 from langchain_dpicl._query_memo import AnswerMemo
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.calls import Gate
-from langchain_dpicl.backends.walk import Ask, AtMost, Walk, adrive, drive
+from langchain_dpicl.backends.walk import Ask, AtMost, Turn, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -58,27 +57,6 @@ class Tell:
     async def arun(self) -> None:
         """Tells, awaiting."""
         await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
-
-
-@dataclass(slots=True)
-class Turn:
-    """Waits, on the way of a walk, until nobody else asks the same; says whether the gate is held from then on."""
-
-    gate: Gate
-
-    def run(self) -> bool:
-        """Waits, blocking; below a running event loop, which may have to go on first, it does not wait."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self.gate.__enter__()
-            return True
-        return self.gate.enter_at_once()
-
-    async def arun(self) -> bool:
-        """Waits, awaiting."""
-        await self.gate.__aenter__()
-        return True
 
 
 class QueryRunnable(ChargingRunnable[Any, Any]):
@@ -128,6 +106,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
     ) -> Walk[Any]:
         """Makes the one release that `ticket` pays for; what follows is given to `keep` before the ticket's commit."""
+
+    def _open(self, pay: Pay) -> None:
+        """Pays for what all answers rest on together, where that is not paid yet; nothing, where each has its own."""
 
     @abstractmethod
     def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[Any]:
@@ -234,6 +215,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
                     seat.charged = True  # until it is known that the ticket did not burn
                     try:
                         keep = partial(self._keep, tenant, query)
+                        self._open(pay)
                         outcome = yield from self._released(query, prepared, ticket, config, keep)
                     finally:
                         seat.charged = not ticket.unburnt

@@ -71,6 +71,33 @@ class VotingResult(BaseModel):
         return self.label
 
 
+class RetrievalResult(BaseModel):
+    """An answer of `DPRetrievalVotingRunnable` with what it rests on. Public; prints as its label.
+
+    How many documents took part is private, and not in here: a noisy vote is all there is.
+
+    Attributes:
+      label: the answer; where `abstained`, the text for that.
+      abstained: whether no label had enough noisy votes.
+      scores: noisy votes by label, on a public grid; they may be negative. None unless asked for.
+      min_votes: noisy votes that an answer needs, public; None: any number will do.
+      noise_stddev: standard deviation of the noise on each label's votes, public.
+      receipt: what it cost.
+    """
+
+    label: str
+    abstained: bool
+    scores: dict[str, float] | None
+    min_votes: float | None
+    noise_stddev: float
+    receipt: Receipt
+
+    model_config = ConfigDict(frozen=True)
+
+    def __str__(self) -> str:
+        return self.label
+
+
 class FreeFormResult(BaseModel):
     """An answer of `DPFreeFormRunnable` with what it rests on. Public; prints as its text.
 

@@ -16,7 +16,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.unit_values import UNITS
+from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
 from langchain_dpicl.privacy.value_counts import CountPlan, count_release
 from langchain_dpicl.released import epsilon_of
 
@@ -77,9 +77,12 @@ class ReleasedCounts:
           ConfigurationError: the plan is none of counts.
         """
         try:
-            return count_release(self.plan["counts"])
+            release = count_release(self.plan["counts"])
         except (LookupError, TypeError):
             raise ConfigurationError("plan: expected that of a release of counts, found another.") from None
+        if not isinstance(release.rule, UnitValues):
+            raise fail("plan", "that of counts of units or values", release.rule.kind)
+        return release
 
     @property
     def field(self) -> str | None:
@@ -160,7 +163,8 @@ class ReleasedCounts:
         name = f"{private.dataset_id} by {self.field or UNITS}" if dataset_id is None else dataset_id
         split: dict[str, Any] = {}
         if self.field not in {None, private.label_key}:
-            split = {"label_key": self.field, "labels": self.values, "fold_case": self.release.rule.fold_case}
+            fold_case = self.release.rule.to_dict()["fold_case"]
+            split = {"label_key": self.field, "labels": self.values, "fold_case": fold_case}
         made = private.redeclared(dataset_id=name, public_size=size, **split)
         paid_by = self.report.get("ledger_id")
         if isinstance(paid_by, str):

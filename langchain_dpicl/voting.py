@@ -23,7 +23,9 @@ from langchain_dpicl._voting_options import (
     check_flags,
     design_of,
     mechanism_of,
+    packed_votes,
     reader_of,
+    unpacked_votes,
 )
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.walk import Walk
@@ -228,7 +230,7 @@ class DPVotingRunnable(QueryRunnable):
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public)
         seen = {**public, "reader": traits_of(llm)}
         told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
-        unpacked = partial(_unpacked, width=len(task.labels))
+        unpacked = partial(unpacked_votes, width=len(task.labels))
         return cls(
             private=private,
             budget=spender,
@@ -242,7 +244,7 @@ class DPVotingRunnable(QueryRunnable):
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
-            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=_packed, unpacked=unpacked),
+            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=packed_votes, unpacked=unpacked),
             with_receipt=with_receipt,
             progress=progress,
             name=name,
@@ -332,29 +334,6 @@ class DPVotingRunnable(QueryRunnable):
             expected_votes=self.plan.expected_rows,
             receipt=receipt,
         )
-
-
-def _packed(outcome: Outcome) -> list[Any]:
-    """Returns an outcome as JSON values."""
-    place, votes = outcome
-    return [None if place is None else int(place), votes]
-
-
-def _unpacked(kept: Any, *, width: int) -> Outcome:
-    """Returns an outcome as it was kept, among so many labels.
-
-    Raises:
-      ValueError, TypeError: it is none.
-    """
-    place, votes = kept
-    if not (place is None or (type(place) is int and 0 <= place < width)):
-        raise ValueError("no label")
-    if votes is None:
-        return place, None
-    scores = tuple(float(vote) for vote in votes)
-    if len(scores) != width or not np.isfinite(scores).all():
-        raise ValueError("no votes")
-    return place, scores
 
 
 def _plan(

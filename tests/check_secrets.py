@@ -18,7 +18,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,30 @@ def settings() -> dict[str, Any]:
 
 
 def found_in(names: Iterable[str], *, root: Path) -> SecretsCollection:
-    """Looks through files of a folder; nobody is asked whether a key is real: the baseline has no filter for that."""
+    """Looks through files of a folder; nobody is asked whether a key is real: the baseline has no filter for that.
+
+    Each file line by line, with those detectors alone that may find something in it.
+    """
     kept = settings()
-    with transient_settings({"plugins_used": kept["plugins_used"], "filters_used": kept["filters_used"]}):
-        collection = SecretsCollection(root=str(root))
-        plugins = [initialize.from_plugin_classname(kind) for kind in get_settings().plugins]
-        for name in names:
-            if _may_hold(root / name, plugins):
+    collection = SecretsCollection(root=str(root))
+    for chosen, some in _shared_out(names, root, kept).items():
+        used = [one for one in kept["plugins_used"] if one["name"] in chosen]
+        with transient_settings({"plugins_used": used, "filters_used": kept["filters_used"]}):
+            for name in some:
                 collection.scan_file(name)
     return collection
+
+
+def _shared_out(names: Iterable[str], root: Path, kept: dict[str, Any]) -> dict[frozenset[str], list[str]]:
+    """Returns the files by the detectors that they need; those that need none are left out."""
+    found: dict[frozenset[str], list[str]] = {}
+    with transient_settings({"plugins_used": kept["plugins_used"], "filters_used": kept["filters_used"]}):
+        plugins = {kind: initialize.from_plugin_classname(kind) for kind in get_settings().plugins}
+        for name in names:
+            chosen = _that_may_find(root / name, plugins)
+            if chosen:
+                found.setdefault(chosen, []).append(name)
+    return found
 
 
 # In a line of Python a word like these matters beside a string.
@@ -75,24 +90,24 @@ _WORDS = {
 }
 
 
-def _may_hold(path: Path, plugins: Sequence[BasePlugin]) -> bool:
-    """Whether a detector finds anything in a text as a whole, which is much faster than line by line.
+def _that_may_find(path: Path, plugins: Mapping[str, BasePlugin]) -> frozenset[str]:
+    """Returns the detectors that find anything in a text as a whole, which is much faster than line by line.
 
-    What it finds in a line it finds in the whole text too; only in files of settings it looks at more than the text.
+    What they find in a line they find in the whole text too; only in files of settings they look at more than the text.
     """
     if path.suffix not in _WORDS:
-        return path.suffix not in PICTURES
+        return frozenset() if path.suffix in PICTURES else frozenset(plugins)
     text = path.read_text(encoding="utf-8")
-    for plugin in plugins:
-        if isinstance(plugin, keyword.KeywordDetector):
-            if _WORDS[path.suffix].search(text):
-                return True
-        elif isinstance(plugin, HighEntropyStringsPlugin):
-            if any(plugin.calculate_shannon_entropy(one) > plugin.entropy_limit for one in plugin.analyze_string(text)):
-                return True
-        elif any(True for _ in plugin.analyze_string(text)):
-            return True
-    return False
+    return frozenset(kind for kind, plugin in plugins.items() if _may_find(plugin, text, path))
+
+
+def _may_find(plugin: BasePlugin, text: str, path: Path) -> bool:
+    if isinstance(plugin, keyword.KeywordDetector):
+        lines = text.split("\n") if _WORDS[path.suffix].search(text) else []
+        return any(plugin.analyze_line(str(path), line) for line in lines if _WORDS[path.suffix].search(line))
+    if isinstance(plugin, HighEntropyStringsPlugin):
+        return any(plugin.calculate_shannon_entropy(one) > plugin.entropy_limit for one in plugin.analyze_string(text))
+    return any(True for _ in plugin.analyze_string(text))
 
 
 def news(found: SecretsCollection) -> list[tuple[str, int, str]]:

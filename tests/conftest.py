@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -45,6 +46,23 @@ def pytest_collection(session: pytest.Session) -> None:
     """Spares the collector the rounds over what imports leave, which stays anyway; and coverage all but the vault."""
     gc.disable()
     pause_tracing(session.config)
+    begin_elsewhere(session.config)
+
+
+FAR = ("torch", "transformers.generation", "peft", "opacus", "scipy.stats", "matplotlib.pyplot")
+"""What takes longest to compile of all that tests import late."""
+
+
+def begin_elsewhere(config: pytest.Config) -> None:
+    """Lets every other worker import what is far in a whole run: side by side all would compile the same, each for itself.
+
+    A fresh environment is not compiled. What one worker did the others find.
+    """
+    number = getattr(config, "workerinput", {}).get("workerid", "gw0").removeprefix("gw")
+    if int(number) % 2 and [Path(one).name for one in config.args] == config.getini("testpaths"):
+        for name in FAR:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def pytest_collection_finish() -> None:

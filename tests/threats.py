@@ -25,6 +25,9 @@ POSTGRES = "integration_tests/test_postgres_faults.py"
 RATES = "statistical_tests/test_sampling_rates.py"
 RUNNABLES = "unit_tests/test_runnables.py"
 MEMO = "unit_tests/test_query_memo.py"
+EVOLUTION = "unit_tests/test_evolution_privacy.py"
+RETRIEVAL = "unit_tests/test_retrieval.py"
+CLUSTER = "integration_tests/test_ray_cluster.py"
 MATRIX = "integration_tests/test_leak_matrix.py::test_naive_leaks_and_ours_does_not"
 
 
@@ -55,7 +58,15 @@ THREATS: dict[str, Threat] = {
             f"{PRACTICE}::test_workers_that_start_together_find_the_share_that_one_of_them_sealed",
         ),
     ),
-    "L2": Threat("kill -9 at any moment", ("faults: L2", f"{LEDGER}::test_a_crash_after_reserving_keeps_the_charge")),
+    "L2": Threat(
+        "kill -9 at any moment",
+        (
+            "faults: L2",
+            f"{LEDGER}::test_a_crash_after_reserving_keeps_the_charge",
+            f"{CLUSTER}::test_a_killed_worker_loses_its_burnt_ticket_and_nothing_else",
+            f"{CLUSTER}::test_a_killed_driver_loses_nothing_that_was_released",
+        ),
+    ),
     "L3": Threat(
         "a torn, removed or deleted log",
         (
@@ -383,16 +394,55 @@ THREATS: dict[str, Threat] = {
         limit="Memos",
     ),
     "M12": Threat(
-        "labels, values and sizes read off the records",
+        "labels, values, topics and sizes read off the records",
         (
+            "unit_tests/privacy/test_unit_keywords.py::test_move_the_counts_by_no_more_than_their_sensitivities",
+            "unit_tests/privacy/test_unit_keywords.py::test_is_the_same_whoever_else_is_there",
+            "unit_tests/privacy/test_topic_examples.py::test_topics_are_named_once_and_the_same_declaration_is_the_same_object",
+            "unit_tests/privacy/test_topic_examples.py::test_the_units_stay_on_their_ledger_and_the_ledger_keeps_the_topics",
+            "unit_tests/test_documents.py::test_one_share_is_set_aside_before_anything_is_read",
+            "unit_tests/test_documents.py::test_neighbours_differ_in_nothing_but_what_is_released",
+            "unit_tests/audit/test_documenting.py::test_a_planted_mistake_is_found_in_the_part_it_is_in",
             "unit_tests/privacy/test_value_counts.py::test_lets_the_value_of_one_unit_through_as_often_as_is_charged_and_no_more",
             "unit_tests/privacy/test_value_counts.py::test_moves_the_counts_by_no_more_than_its_sensitivity",
             "unit_tests/privacy/test_value_counts.py::test_does_not_tell_in_which_order_records_came",
             "unit_tests/privacy/test_redeclared.py::test_every_declaration_is_bound_to_the_one_ledger_and_to_no_other",
             "unit_tests/test_discovery.py::test_neighbours_differ_in_nothing_but_the_noisy_counts",
             "unit_tests/audit/test_counting.py::test_a_value_of_one_unit_that_is_found_too_often_is_a_violation",
+            "unit_tests/test_discovery.py::test_nothing_is_read_before_the_ticket_stands_in_the_ledger",
+            "unit_tests/test_discovery.py::test_nothing_private_is_shown_and_nothing_is_copied",
         ),
         limit="distinct values",
+    ),
+    "M13": Threat(
+        "records that vote on a model's texts: seen by the model, more than one vote, a histogram that is exact or free",
+        (
+            f"{EVOLUTION}::test_the_model_is_asked_public_and_released_texts_alone_and_the_embeddings_see_the_records",
+            f"{EVOLUTION}::test_a_unit_of_any_content_moves_a_histogram_by_its_sensitivity_at_most",
+            f"{EVOLUTION}::test_the_released_histogram_has_the_noise_that_is_priced",
+            f"{EVOLUTION}::test_embeddings_that_fail_or_stop_on_a_record_show_nothing",
+            "unit_tests/test_evolution.py::test_nothing_is_embedded_and_nothing_charged_before_the_first_ticket_burns",
+            "unit_tests/test_evolution.py::test_every_round_is_a_ticket_and_every_private_text_is_embedded_once",
+            "unit_tests/test_evolution.py::test_whatever_the_records_are_the_same_path_is_walked",
+            "unit_tests/test_evolution_checkpoint.py::test_a_killed_process_loses_the_one_round_that_it_had_reserved",
+        ),
+        limit="Private evolution shows every private text to the embeddings",
+    ),
+    "M14": Threat(
+        "documents that pay for themselves: found by their rank, asked after they are exhausted, or their balance shown",
+        (
+            "unit_tests/privacy/test_participation.py::test_over_any_adaptive_run_a_unit_moves_no_more_than_its_participations",
+            "unit_tests/privacy/test_participation.py::test_with_top_k_one_unit_moves_every_query_long_after_it_was_exhausted",
+            f"{RETRIEVAL}::test_a_unit_changes_nothing_of_what_another_unit_does",
+            f"{RETRIEVAL}::test_debits_come_before_the_model_is_asked_and_are_on_the_ledger",
+            f"{RETRIEVAL}::test_debits_stay_whatever_fails_after_them",
+            f"{RETRIEVAL}::test_nothing_that_is_shown_tells_a_balance_or_who_took_part",
+            f"{RETRIEVAL}::test_an_older_copy_of_the_file_lets_nobody_in",
+            f"{RETRIEVAL}::test_processes_together_let_a_unit_in_as_often_as_declared",
+            f"{RETRIEVAL}::test_a_kill_at_any_moment_gives_no_participation_back",
+            "statistical_tests/test_retrieval_audit.py::test_top_k_instead_of_a_threshold_is_seen",
+        ),
+        limit="Votes of retrieved documents keep the direction of every document",
     ),
     # --- leaks: every channel is a line of the leak table ---------------------------------------------------------------
     "S1-S22": Threat(

@@ -23,9 +23,10 @@ from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.value_counts import CountPlan
+from langchain_dpicl.privacy.value_counts import Count, CountPlan
 
 Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 
@@ -189,18 +190,16 @@ def contribution(release: CountPlan) -> AuditResult:
 def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     """Checks the tails of the plan's own noise, whether one count tells of the next, and that one unit gets noise too.
 
-    Binomial tests, exact; against scipy's discrete Laplace law, a second source.
+    Binomial tests, exact; against scipy's laws, a second source.
     """
     scale = float(release.scale)
-    law, far = stats.dlaplace(1.0 / scale), max(1, math.ceil(scale))
-    chance, halved = float(law.sf(far - 1)), float(stats.dlaplace(2.0 / scale).sf(far - 1))
+    far = max(1, math.ceil(scale))
+    chance, halved = _beyond(release, far), _beyond(release, far, factor=2.0)
     names = [f"value {place}" for place in range(20)]
     counts = {name: 1 if place % 2 else 10**6 for place, name in enumerate(names)}
     drawn = []
     for _ in range(draws // len(names)):
-        made = release.mechanism.release(
-            counts, declared=names, l1_sensitivity=release.l1_sensitivity, rng=SYSTEM_RANDOM
-        )
+        made = _noisy(release, counts)
         drawn.append([count - counts[name] for name, count in made])
     noises = np.array(drawn)
     tests = {
@@ -222,10 +221,25 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     return _result("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
 
 
+def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
+    """Returns the chance that noise, if it were smaller by a factor, takes a count up by `far` at least."""
+    scale = float(release.scale) / factor
+    if isinstance(release.mechanism, GaussianCountMechanism):
+        return float(stats.norm(0.0, scale).sf(far - 0.5))  # counts are rounded, upwards from a half
+    return float(stats.dlaplace(1.0 / scale).sf(far - 1))
+
+
+def _noisy(release: CountPlan, counts: Mapping[str, int]) -> tuple[Count, ...]:
+    mechanism = release.mechanism
+    given: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
+    if isinstance(mechanism, GaussianCountMechanism):
+        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **given)
+    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **given)
+
+
 def threshold(release: CountPlan) -> AuditResult:
     """Checks that the ticket charges at least the chance that values of one unit pass, by scipy's law."""
-    mechanism = release.mechanism
-    event = release.tickets()[0].event
+    mechanism, event = release.mechanism, release.tickets()[0].event
     parts = event.events if isinstance(event, ComposedEvent) else (event,)
     charged = math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
     rate = 1.0 / float(release.scale)

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from langchain_dpicl.audit.components import share_of
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.discovery_planning import DiscoveryPlan
+from langchain_dpicl.documents import DocumentSynthesizer
+from langchain_dpicl.documents_planning import DocumentsPlan
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.evolution_planning import EvolutionPlan, plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
@@ -24,9 +26,13 @@ from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.participation import participation_plan
 from langchain_dpicl.privacy.value_counts import count_release
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
+from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
+from langchain_dpicl.retrieval_planning import RetrievalPlan, plan_retrieval
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.token_rules import TokenRule
@@ -34,8 +40,19 @@ from langchain_dpicl.training_planning import TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
 from langchain_dpicl.voting import DPVotingRunnable
 
-Method: TypeAlias = Literal["voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts"]
-Plan: TypeAlias = QueryPlan | LabellingPlan | GenerationPlan | EvolutionPlan | TrainingPlan | DiscoveryPlan
+Method: TypeAlias = Literal[
+    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "retrieval", "documents"
+]
+Plan: TypeAlias = (
+    QueryPlan
+    | LabellingPlan
+    | GenerationPlan
+    | EvolutionPlan
+    | TrainingPlan
+    | DiscoveryPlan
+    | RetrievalPlan
+    | DocumentsPlan
+)
 
 _SUMS = {"vote_sum": VoteSum, "probability_sum": ProbabilitySum}
 _CLASSES: tuple[tuple[type, Method], ...] = (
@@ -47,6 +64,8 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (TrainingRun, "dpsgd"),
     (UnitCounter, "counts"),
     (ValueDiscovery, "counts"),
+    (DocumentSynthesizer, "documents"),
+    (DPRetrievalVotingRunnable, "retrieval"),
 )
 FRONT_ROOMS = tuple(kind.__name__ for kind, _ in _CLASSES)
 """The components that can be audited as objects."""
@@ -74,6 +93,14 @@ class Subject:
     delta: float
     options: Mapping[str, Any] = field(default_factory=dict)
     component: Any = field(default=None, repr=False)
+
+    @property
+    def texts(self) -> Subject:
+        """The texts of synthetic documents, which are a generation like any other; of other subjects the same one."""
+        if not isinstance(self.plan, DocumentsPlan):
+            return self
+        plan = self.plan.generation
+        return dataclasses.replace(self, method="generation", plan=plan, epsilon=plan.epsilon, component=None)
 
     @classmethod
     def of(cls, given: Any, *, name: str | None = None) -> Subject:
@@ -121,7 +148,7 @@ def _of_component(given: Any, method: Method, *, name: str) -> Subject:
 
 def _method_of(plan: Mapping[str, Any]) -> Method:
     kinds = (("teachers", "pate"), ("rounds", "evolution"), ("shots_per_label", "generation"), ("steps", "dpsgd"))
-    for key, method in (*kinds, ("counts", "counts")):
+    for key, method in (*kinds, ("counts", "counts"), ("participation", "retrieval"), ("least_units", "documents")):
         if key in plan:
             return method  # type: ignore[return-value]
     return "free_form" if plan.get("aggregation") in {"unit_vector_sum", "keyword_sum"} else "voting"
@@ -232,7 +259,29 @@ def _counts(plan: Mapping[str, Any]) -> DiscoveryPlan:
     return DiscoveryPlan(release, cost, plan["delta"], "a plan")
 
 
+def _retrieval(plan: Mapping[str, Any]) -> RetrievalPlan:
+    release = participation_plan(plan["participation"])
+    names = {name: plan[name] for name in ("max_queries", "width")}
+    return plan_retrieval(
+        plan["public_size"],
+        **_terms({**plan, "noise_multiplier": release.mechanism.noise_multiplier}),
+        **names,
+        participations=release.participations,
+        num_slots=release.num_slots,
+        aggregation=release.aggregation,
+    )
+
+
+def _documents(plan: Mapping[str, Any]) -> DocumentsPlan:
+    topics, texts = count_release(plan["topics"]), _generation(plan["generation"])
+    made = DocumentsPlan(topics, texts, plan["least_units"], "a plan", 0.0, plan["delta"])
+    left = effective_delta(made.delta, made.implementation_delta)
+    return dataclasses.replace(made, epsilon=epsilon_upper_bound(made.event(), delta=left, adjacency=topics.adjacency))
+
+
 _REBUILT: dict[str, Any] = {
+    "documents": _documents,
+    "retrieval": _retrieval,
     "counts": _counts,
     "voting": _voting,
     "free_form": _voting,

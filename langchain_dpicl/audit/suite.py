@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from langsmith.run_helpers import tracing_context
 
-from langchain_dpicl.audit import cases, counting, evolving, ledgers, parts, sampled, vectors
+from langchain_dpicl.audit import cases, counting, documenting, evolving, ledgers, parts, retrieving, sampled, vectors
 from langchain_dpicl.audit.answering import VotingGame
 from langchain_dpicl.audit.components import QUERY, labeler_of, voter_of
 from langchain_dpicl.audit.games import Game, control, play
@@ -22,8 +22,10 @@ from langchain_dpicl.audit.labelling import LabelGame
 from langchain_dpicl.audit.results import AuditReport, AuditResult, PrivacyAuditError
 from langchain_dpicl.audit.subjects import Subject
 from langchain_dpicl.audit.training import can_refute, canaries
+from langchain_dpicl.documents_planning import DocumentsPlan
 from langchain_dpicl.planning import GenerationPlan
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.value_counts import CountPlan
 from langchain_dpicl.training_planning import TrainingPlan
@@ -142,8 +144,13 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[Check]:
     if subject.component is not None:
         yield Check("ledger: tickets", lambda: ledgers.tickets(subject))
         yield Check("ledger: report", lambda: ledgers.report(subject))
-    if isinstance(release, CountPlan):
+    if isinstance(subject.plan, DocumentsPlan):
+        yield from (Check(*named) for named in documenting.document_checks(subject.plan))
+        yield from _row_checks(subject.texts, _rows_of(subject.texts))
+    elif isinstance(release, CountPlan):
         yield from (Check(*named) for named in counting.count_checks(release))
+    elif isinstance(release, ParticipationPlan):
+        yield Check("balances: none is shown", lambda: retrieving.nothing_shown(release.row_shape))
     else:
         yield from _row_checks(subject, release)
     for game in games_of(subject):
@@ -230,8 +237,8 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
       subject: as of `audit`.
     """
     release, options = subject.plan.release, subject.options
-    if isinstance(release, CountPlan):
-        return tuple(counting.count_games(adjacency=release.adjacency))
+    if isinstance(release, CountPlan | ParticipationPlan):
+        return _other_games(subject, release)
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     if subject.method == "evolution":
@@ -247,6 +254,22 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
         kept = {key: value for key, value in given.items() if value is not None}
         return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=kept, **shape))
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
+
+
+def _other_games(subject: Subject, release: CountPlan | ParticipationPlan) -> tuple[Game, ...]:
+    """Returns the games of what is no sampled row; of synthetic documents, those of their texts as well."""
+    if isinstance(release, ParticipationPlan):
+        return tuple(retrieving.retrieval_cases(rows=release.row_shape))
+    if isinstance(subject.plan, DocumentsPlan):
+        return (*documenting.document_games(adjacency=release.adjacency), *games_of(subject.texts))
+    return tuple(counting.count_games(adjacency=release.adjacency))
+
+
+def _unsampled_games(release: CountPlan | ParticipationPlan) -> Iterator[Game]:
+    if isinstance(release, CountPlan):
+        yield from counting.count_games(adjacency=release.adjacency)
+    else:
+        yield from retrieving.retrieval_cases(rows=release.row_shape)
 
 
 def _vote_games(

@@ -5,13 +5,14 @@ A walk is a generator that yields asks and receives their answers. Knows nothing
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.aside import leave, seen_through
 from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.backends.calls import at_most
+from langchain_dpicl.backends.calls import Gate, at_most
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 T = TypeVar("T")
@@ -76,6 +77,27 @@ class AtMost:
         """Answers, awaiting."""
         with at_most(self.limit):
             return await self.ask.arun()
+
+
+@dataclass(slots=True)
+class Turn:
+    """Waits, on the way of a walk, until nobody else asks the same; says whether the gate is held from then on."""
+
+    gate: Gate
+
+    def run(self) -> bool:
+        """Waits, blocking; below a running event loop, which may have to go on first, it does not wait."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.gate.__enter__()
+            return True
+        return self.gate.enter_at_once()
+
+    async def arun(self) -> bool:
+        """Waits, awaiting."""
+        await self.gate.__aenter__()
+        return True
 
 
 def public_failure(kind: str) -> ModelCallError:

@@ -6,6 +6,7 @@ records there are. The one way in is the private door `_pool`, which only the cu
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,9 +18,16 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
-from langchain_dpicl.privacy.pools import Opaque, OpenPool, Pool, Sealed, seal
+from langchain_dpicl.privacy.pools import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, seal
 from langchain_dpicl.privacy.unit_values import forms_of
-from langchain_dpicl.privacy.units import SPLIT_RULE, Declaration, make_declaration, read_units, unit_name
+from langchain_dpicl.privacy.units import (
+    SPLIT_RULE,
+    Declaration,
+    make_declaration,
+    read_units,
+    relabelled,
+    unit_name,
+)
 
 __all__ = ["Pool", "PrivateExamples"]
 
@@ -27,10 +35,12 @@ __all__ = ["Pool", "PrivateExamples"]
 class _Bond:
     """What all declarations of the same units share: their ledger, or that they were opened without one."""
 
-    __slots__ = ("exposed", "ledger_id", "lock")
+    __slots__ = ("by_declaration", "exposed", "ledger_id", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        # Those that are split by topics: the same declaration is the same object.
+        self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False
 
@@ -193,9 +203,11 @@ class PrivateExamples(Opaque):
             raise fail("labels", f"the declared ones, {list(old.labels)}, in their order", list(declared.labels))
         opened: OpenPool | None = self._open
         if label_key is not None:
-            opened = self._redeclare(declared, forms_of(declared.labels, fold_case=fold_case), fold_case)
+            forms = forms_of(declared.labels, fold_case=fold_case)
+            split = functools.partial(relabelled, declared=declared, forms=forms, fold_case=fold_case)
+            opened = self._redeclare(declared.labels, split)
         if opened is None:
-            raise RecordError("records: the units could not be split. Why is hidden; nothing was released or charged.")
+            raise RecordError(NO_SPLIT)
         made = PrivateExamples.__new__(PrivateExamples)
         made._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
         return made

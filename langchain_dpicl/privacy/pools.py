@@ -5,11 +5,13 @@ No attribute, repr, error, pickle or copy of anything in here shows content, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
-from langchain_dpicl.exceptions import PrivateAccessError
-from langchain_dpicl.privacy.units import Declaration, Unit, Units, records_of, relabelled
+from langchain_dpicl.exceptions import PrivateAccessError, RecordError
+from langchain_dpicl.privacy.unit_keywords import TopicSplit
+from langchain_dpicl.privacy.units import Unit, Units, records_of
 
 T = TypeVar("T")
 
@@ -40,11 +42,14 @@ class Pool(Opaque):
       num_units: units in the pool, removed ones included: they keep their position and hold no record.
     """
 
-    __slots__ = ("_count", "_read")
+    __slots__ = ("_count", "_name", "_read")
 
-    def __init__(self, count: Callable[[], int], read: Callable[[int], Unit]) -> None:
+    def __init__(
+        self, count: Callable[[], int], read: Callable[[int], Unit], name: Callable[[int], str] | None = None
+    ) -> None:
         self._count = count
         self._read = read
+        self._name = name
 
     @property
     def num_units(self) -> int:
@@ -57,14 +62,22 @@ class Pool(Opaque):
             raise PrivateAccessError("Pool: expected a position drawn from this pool; found another.")
         return self._read(position)
 
+    def name(self, position: int) -> str:
+        """Returns what the unit at `position` is known by, as a text; private, and only in a pool of all units."""
+        if self._name is None or not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position drawn from a pool of all units; found another.")
+        return self._name(position)
+
     def __repr__(self) -> str:
         return "Pool(<private>)"
 
 
 OpenPool: TypeAlias = Callable[[str | None], Pool]
 """Opens the pool of a label, or of all units."""
-Redeclare: TypeAlias = Callable[[Declaration, Mapping[str, str], bool], OpenPool | None]
-"""Splits the units by other labels, given by their forms, and whether upper and lower case are one; None: it failed."""
+Split: TypeAlias = Callable[[Unit], tuple[Unit, str]]
+"""Gives a unit's records of its label, and the label, by looking at that unit alone; none and "" where it has none."""
+Redeclare: TypeAlias = Callable[[tuple[str, ...], Split], OpenPool | None]
+"""Splits the units by other labels, and by the rule that gives a unit its own; None: it failed."""
 Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
 """What opens, what removes, what splits anew."""
 
@@ -78,7 +91,10 @@ def seal(units: Units) -> Sealed:
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            return Pool(lambda: len(units.contents), lambda position: tuple(records_of(units, position)))
+            every = _names(units)
+            return Pool(
+                lambda: len(units.contents), lambda position: tuple(records_of(units, position)), every.__getitem__
+            )
         index = units.by_label[label]
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
 
@@ -87,10 +103,70 @@ def seal(units: Units) -> Sealed:
         if position is not None:
             units.contents[position] = ()
 
-    def redeclare(declared: Declaration, forms: Mapping[str, str], fold_case: bool) -> OpenPool | None:
-        return _guarded(lambda: _redeclared(units, declared, forms, fold_case))
+    def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
+        return _guarded(lambda: _redeclared(units, labels, split))
 
     return open_pool, remove, redeclare
+
+
+NO_SPLIT = "records: the units could not be split. Why is hidden; nothing was released or charged."
+"""What is said of a split that failed, for whatever reason."""
+
+
+class LatePools:
+    """Opens all units at once, and those of a topic from the day on which the topics are known; for ever the same ones.
+
+    Formal guarantees:
+      - `assign` takes one split in its life: whoever opens the pool of a label reads the same units as anybody before.
+
+    Args:
+      open_all: opens the pool of all units.
+      redeclare: splits them.
+    """
+
+    __slots__ = ("_lock", "_opened", "_redeclare", "_split", "open_all")
+
+    def __init__(self, open_all: OpenPool, redeclare: Redeclare) -> None:
+        self.open_all, self._redeclare = open_all, redeclare
+        self._lock = threading.Lock()
+        self._split: TopicSplit | None = None
+        self._opened: OpenPool | None = None
+
+    def __call__(self, label: str | None) -> Pool:
+        """Opens the pool of a label, or of all units.
+
+        Raises:
+          PrivateAccessError: the topics are not known yet.
+        """
+        if label is None:
+            return self.open_all(None)
+        if self._opened is None:
+            raise PrivateAccessError("topics: expected released ones, found none yet. Release them first.")
+        return self._opened(label)
+
+    def assign(self, split: TopicSplit) -> None:
+        """Makes the split known, once; the same one again changes nothing.
+
+        Raises:
+          PrivateAccessError: another one is known.
+          RecordError: the units could not be split.
+        """
+        with self._lock:
+            if self._split is None:
+                self._opened = self._redeclare(split.labels, split.of)
+                if self._opened is None:
+                    raise RecordError(NO_SPLIT)
+                self._split = split
+            elif self._split != split:
+                raise PrivateAccessError("topics: expected those by which the units are split already, found others.")
+
+
+def _names(units: Units) -> list[str]:
+    """Returns what each unit is known by; "" where it was removed, which holds no record."""
+    names = [""] * len(units.contents)
+    for name, position in units.positions.items():
+        names[position] = name
+    return names
 
 
 def _guarded(action: Callable[[], T]) -> T | None:
@@ -110,25 +186,22 @@ def _guarded(action: Callable[[], T]) -> T | None:
     return None
 
 
-def _redeclared(units: Units, declared: Declaration, forms: Mapping[str, str], fold_case: bool) -> OpenPool:
+def _redeclared(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool:
     """Splits units by other labels; nothing of a unit is kept here, so one that is removed is gone here too."""
 
-    def read(position: int) -> tuple[Unit, str]:
-        return relabelled(units.contents[position], declared, forms, fold_case=fold_case)
-
     def records(position: int) -> Unit:
-        found = _guarded(lambda: read(position))
+        found = _guarded(lambda: split(units.contents[position]))
         return () if found is None else found[0]
 
-    places: dict[str, list[int]] = {label: [] for label in declared.labels}
+    places: dict[str, list[int]] = {label: [] for label in labels}
     for position in range(len(units.contents)):
-        label = read(position)[1]
+        label = split(units.contents[position])[1]
         if label:
             places[label].append(position)
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            return Pool(lambda: len(units.contents), records)
+            return Pool(lambda: len(units.contents), records, _names(units).__getitem__)
         index = places[label]
         return Pool(lambda: len(index), lambda position: records(index[position]))
 

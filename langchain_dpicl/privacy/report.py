@@ -32,7 +32,9 @@ from langchain_dpicl.privacy.report_text import text_of
 from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, own_version, package_versions, words_of
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
 from langchain_dpicl.privacy.shown_counts import count_problems, released_count_problems
+from langchain_dpicl.privacy.shown_documents import document_problems, released_document_problems
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
+from langchain_dpicl.privacy.shown_participation import participation_problems
 from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components, price
@@ -40,10 +42,10 @@ from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 REPORT_FORMAT = 1
 INSTRUCTION_ONLY = "instruction only"
-_SHOWN = (shown_problems, label_problems, training_problems, count_problems)
+_SHOWN = (shown_problems, label_problems, training_problems, count_problems, document_problems, participation_problems)
 _LEDGER = {"ledger_id", "name", "durable", "storage"}
-_RELEASES = {"examples", "entries", "arrays", "counts"}
-"""Keys of which a saved release has one beside its report: demonstrations, a labelled pool, a soft prompt, counts."""
+_RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
+"""Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,8 @@ def verify_report(report: Reported) -> VerifiedReport:
         found = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    found_by = (pool_problems(holder, component), released_count_problems(holder, component))
+    counted = (released_count_problems(holder, component), released_document_problems(holder, component))
+    found_by = (pool_problems(holder, component), *counted)
     problems = tuple(itertools.chain(*found_by, prompt_problems(holder, data, component)))
     return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
 

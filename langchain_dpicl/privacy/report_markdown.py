@@ -236,7 +236,7 @@ def _allocated(event: Json) -> str:
 
 
 _WORDS: dict[str, Callable[[Json], str]] = {
-    "none": lambda _: "nothing",
+    "none": lambda _: "nothing beyond what other tickets of the share pay for",
     "non_private": lambda _: "private data without protection",
     "gaussian": lambda event: f"Gaussian noise, multiplier {event['noise_multiplier']:.6g} of the sensitivity",
     "pure": lambda event: f"a release of pure epsilon {event['epsilon']:.6g}",

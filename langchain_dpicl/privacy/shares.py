@@ -242,6 +242,28 @@ class Share(_Holding):
         """
         return int(self._left((template, label)))
 
+    def committed(self, template: str, *, label: str | None = None) -> int:
+        """Returns how many tickets were used and committed, in every process.
+
+        Args:
+          template: which ticket.
+          label: its label, if it has one.
+
+        Raises:
+          ConfigurationError: the share has no such ticket.
+        """
+        with self._desk.lock:
+            slot, state = (template, label), self._desk.refresh()
+            out = allowance(self._component, slot) - (
+                state.left(self.component, slot) if self.component in state.shares else allowance(self._component, slot)
+            )
+            under_way = sum(
+                held.count
+                for held in state.open_reservations()
+                if (held.component, held.template, held.label) == (self.component, *slot)
+            )
+            return int(out) - under_way
+
     def used_by(self, tenant: str) -> int:
         """Returns how many tickets a tenant holds or has used, in every process; without a name: all the nameless.
 

@@ -5,6 +5,7 @@ What a count of values can move by lives here. Everything handles private conten
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -57,9 +58,34 @@ def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]
     return known
 
 
+class _AtMost(Closed):
+    """How far the counts of values move, of which a unit stands for at most `max_values` distinct ones."""
+
+    __slots__ = ()
+    max_values: int
+
+    def l1_sensitivity(self, adjacency: Adjacency) -> int:
+        """Returns how far the counts of all values move between neighbours, added up.
+
+        Args:
+          adjacency: neighbouring relation.
+        """
+        return self.max_values * (1 if check_adjacency(adjacency) == "add_remove" else 2)
+
+    def l2_sensitivity(self, adjacency: Adjacency) -> float:
+        """Returns how far they move as a vector, in L2, rounded up: each count by 1 at most.
+
+        Args:
+          adjacency: neighbouring relation.
+        """
+        square = self.l1_sensitivity(adjacency)
+        root = math.sqrt(square)
+        return root if math.isqrt(square) ** 2 == square else math.nextafter(root, math.inf)
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class UnitValues(Closed):
+class UnitValues(_AtMost):
     """At most `max_values` distinct values of a unit: its most frequent ones, ties going to the one that came first.
 
     Formal guarantees:
@@ -104,14 +130,6 @@ class UnitValues(Closed):
         known = forms_of(self.declared, fold_case=self.fold_case)
         object.__setattr__(self, "declared", tuple(known.values()))
         return known
-
-    def l1_sensitivity(self, adjacency: Adjacency) -> int:
-        """Returns how far the counts of all values move between neighbours, added up.
-
-        Args:
-          adjacency: neighbouring relation.
-        """
-        return self.max_values * (1 if check_adjacency(adjacency) == "add_remove" else 2)
 
     def of(self, records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
         """Returns the values of one unit: declared ones as they are declared, others in their form.

@@ -22,6 +22,8 @@ Unit: TypeAlias = tuple[Record, ...]
 
 SPLIT_RULE = 1
 """The version of `relabelled` and of the form it compares: with other code for either it has to be another number."""
+KEYWORDS = "keywords"
+"""What units are split by where the first released topic that their texts hold is their label; see `TopicSplit`."""
 _ORIGIN = frozenset({"from", "fold_case", "rule"})
 
 
@@ -41,6 +43,7 @@ class Declaration:
       records_per_unit: records kept of each unit.
       origin: of units that are declared again, the name of their first declaration, and whether labels were compared
         without upper and lower case (None: labels are those of that first declaration). None: declared directly.
+      by: `KEYWORDS` where topics split the units; None: the values of a field do.
     """
 
     dataset_id: str
@@ -53,6 +56,7 @@ class Declaration:
     max_chars: int
     records_per_unit: int
     origin: tuple[str, bool | None] | None = None
+    by: str | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -91,6 +95,8 @@ class Declaration:
         }
         if self.origin is not None:  # absent from direct ones, as from ledgers of before
             shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
+            if self.by is not None:
+                shown["redeclared"]["by"] = self.by
         return shown
 
 
@@ -120,12 +126,15 @@ def make_declaration(
         max_chars=check_int("max_chars", max_chars, low=1),
         records_per_unit=check_int("records_per_unit", records_per_unit, low=1),
         origin=None if redeclared is None else _check_origin(redeclared, dataset_id, label_key),
+        by=None if redeclared is None else redeclared.get("by"),
     )
 
 
 def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | None) -> tuple[str, bool | None]:
-    if not isinstance(shown, Mapping) or set(shown) != _ORIGIN or shown["rule"] != SPLIT_RULE:
+    if not isinstance(shown, Mapping) or set(shown) - {"by"} != _ORIGIN or shown["rule"] != SPLIT_RULE:
         raise fail("redeclared", f"{sorted(_ORIGIN)}, and rule {SPLIT_RULE}", shown)
+    if "by" in shown and (shown["by"] != KEYWORDS or shown["fold_case"] is not True):
+        raise fail("redeclared by", f"{KEYWORDS!r}, upper and lower case made one", shown)
     first, fold_case = check_name("redeclared from", shown["from"]), shown["fold_case"]
     if first == dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)

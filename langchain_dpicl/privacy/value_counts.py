@@ -17,8 +17,10 @@ from typing import Any, ClassVar, TypeAlias, final
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.bounded import Closed
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent, canonical_json
+from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.unit_keywords import UnitKeywords
 from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
 
 Count: TypeAlias = tuple[str, int]
@@ -93,7 +95,7 @@ class DiscreteLaplaceMechanism(Closed):
             raise fail("threshold", "a whole number for values that are not declared", self.threshold)
         return tail_bound(self.scale(l1_sensitivity), self.threshold - 1)
 
-    def event(self, rule: UnitValues, adjacency: Adjacency) -> Event:
+    def event(self, rule: UnitValues | UnitKeywords, adjacency: Adjacency) -> Event:
         """Returns what one release costs.
 
         Args:
@@ -162,6 +164,10 @@ def rounded_up(value: float) -> float:
     return float(short)
 
 
+_RULES = (UnitValues, UnitKeywords)
+_MECHANISMS = (DiscreteLaplaceMechanism, GaussianCountMechanism)
+
+
 @dataclass(frozen=True, slots=True)
 class CountPlan:
     """How counts of values are released, once: what a unit stands for, noise, threshold and neighbouring relation.
@@ -178,16 +184,17 @@ class CountPlan:
       ConfigurationError: a part of another class, or parts that do not fit together.
     """
 
-    rule: UnitValues
-    mechanism: DiscreteLaplaceMechanism
+    rule: UnitValues | UnitKeywords
+    mechanism: DiscreteLaplaceMechanism | GaussianCountMechanism
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
-        for name, kind in (("rule", UnitValues), ("mechanism", DiscreteLaplaceMechanism)):
-            if type(getattr(self, name)) is not kind:  # what looks like one may do anything
-                raise fail(name, f"a {kind.__name__}, which a proof covers", type(getattr(self, name)).__name__)
-        self.mechanism.event(self.rule, self.adjacency)
+        for name, kinds in (("rule", _RULES), ("mechanism", _MECHANISMS)):
+            if type(getattr(self, name)) not in kinds:  # what looks like one may do anything
+                expected = f"one of {[kind.__name__ for kind in kinds]}, which a proof covers"
+                raise fail(name, expected, type(getattr(self, name)).__name__)
+        _ = self.event
         if self.scale > MAX_SCALE:
             expected = f"noise of a scale up to {MAX_SCALE} counts"
             raise fail(
@@ -201,17 +208,32 @@ class CountPlan:
 
     @property
     def scale(self) -> Fraction:
-        """Scale of the noise, in counts."""
+        """Scale of the noise, in counts; of Gaussian noise, its standard deviation."""
+        if isinstance(self.mechanism, GaussianCountMechanism):
+            return self.mechanism.scale(self.rule, self.adjacency)
         return self.mechanism.scale(self.l1_sensitivity)
 
     @property
     def event(self) -> Event:
         """What one release costs."""
+        if isinstance(self.mechanism, GaussianCountMechanism):
+            return self.mechanism.event(self.rule.declared)
         return self.mechanism.event(self.rule, self.adjacency)
 
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the one ticket of the share; unburnt, it can be handed back."""
-        return (Ticket(template=COUNT_TEMPLATE, event=self.event, refundable=True),)
+    @property
+    def implementation_delta(self) -> float:
+        """The declared gap of the noise: none where its coins are exact."""
+        if isinstance(self.mechanism, GaussianCountMechanism):
+            return self.mechanism.implementation_delta(len(self.rule.declared or ()))
+        return 0.0
+
+    def tickets(self, template: str = COUNT_TEMPLATE) -> tuple[Ticket, ...]:
+        """Returns the one ticket of the share; unburnt, it can be handed back.
+
+        Args:
+          template: its public name.
+        """
+        return (Ticket(template=template, event=self.event, refundable=True),)
 
     def release(self, units: Iterable[Iterable[Mapping[str, Any]]], *, rng: SecureRandom) -> tuple[Count, ...]:
         """Counts and adds the noise.
@@ -224,15 +246,20 @@ class CountPlan:
         for records in units:
             counts.update(self.rule.of(records))
         declared = (UNITS,) if self.rule.name is None else self.rule.declared
+        if isinstance(self.mechanism, GaussianCountMechanism):
+            shape: Any = {"rule": self.rule, "adjacency": self.adjacency}
+            return self.mechanism.release(counts, declared=declared or (), rng=rng, **shape)
         return self.mechanism.release(counts, declared=declared, l1_sensitivity=self.l1_sensitivity, rng=rng)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for plans and reports."""
+        is_gaussian = isinstance(self.mechanism, GaussianCountMechanism)
         return {
             "rule": self.rule.to_dict(),
             "mechanism": self.mechanism.to_dict(),
             "adjacency": self.adjacency,
             "l1_sensitivity": self.l1_sensitivity,
+            **({"l2_sensitivity": self.rule.l2_sensitivity(self.adjacency)} if is_gaussian else {}),
             "scale": float(self.scale),
         }
 
@@ -244,15 +271,21 @@ def count_release(shown: Mapping[str, Any]) -> CountPlan:
       ConfigurationError: another mechanism, or parameters that do not fit together.
       LookupError, TypeError: what is shown is of another form.
     """
-    rule, mechanism = dict(shown["rule"]), dict(shown["mechanism"])
-    values = rule["values"]
-    plan = CountPlan(
-        rule=UnitValues(
-            rule["field"], rule["max_values"], None if values is None else tuple(values), rule["fold_case"]
-        ),
-        mechanism=DiscreteLaplaceMechanism(mechanism["noise_multiplier"], mechanism["threshold"]),
-        adjacency=shown["adjacency"],
-    )
+    plan = CountPlan(_rule(shown["rule"]), _mechanism(shown["mechanism"]), shown["adjacency"])
     if canonical_json(plan.to_dict()) != canonical_json(dict(shown)):
         raise fail("release", f"as its parts show it: {plan.to_dict()}", dict(shown))
     return plan
+
+
+def _rule(shown: Mapping[str, Any]) -> UnitValues | UnitKeywords:
+    values = shown["values"]
+    if shown.get("kind") == UnitKeywords.kind:
+        return UnitKeywords(shown["field"], shown["max_values"], tuple(values))
+    declared = None if values is None else tuple(values)
+    return UnitValues(shown["field"], shown["max_values"], declared, shown["fold_case"])
+
+
+def _mechanism(shown: Mapping[str, Any]) -> DiscreteLaplaceMechanism | GaussianCountMechanism:
+    if shown.get("name") == GaussianCountMechanism.name:
+        return GaussianCountMechanism(shown["noise_multiplier"])
+    return DiscreteLaplaceMechanism(shown["noise_multiplier"], shown["threshold"])

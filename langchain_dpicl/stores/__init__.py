@@ -1,5 +1,5 @@
 """Durable ledger stores: SQLite for one host, PostgreSQL for several, and anchors that find a ledger set back; memos of
-what was released, beside them.
+what was released, and balances of individual filters, beside them.
 
 Knows no budget rule, no component and no record. A store is made once (`new_store`) and opened ever after
 (`open_store`): opening never makes anything.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.stores import hidden
 from langchain_dpicl.stores.anchors import FileAnchor
+from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.sqlite import SQLiteStore
 from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
@@ -156,6 +157,7 @@ __all__ = [
     "PostgresMemo",
     "PostgresStore",
     "ReleaseMemo",
+    "SQLiteBalances",
     "SQLiteMemo",
     "SQLiteStore",
     "StoreMemo",

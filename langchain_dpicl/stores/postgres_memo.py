@@ -171,6 +171,11 @@ class PostgresMemo(ReleaseMemo):
                 connection.close()
 
     @property
+    def size(self) -> int:
+        """Answers kept of one component for one tenant."""
+        return self._size
+
+    @property
     def description(self) -> str:
         """Public words on where the memo lives; no user and no password."""
         return f"{self._link.place}, memo in schema {self._schema}"

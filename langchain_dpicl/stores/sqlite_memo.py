@@ -139,6 +139,11 @@ class SQLiteMemo(ReleaseMemo):
         return self._path
 
     @property
+    def size(self) -> int:
+        """Answers kept of one component for one tenant."""
+        return self._size
+
+    @property
     def description(self) -> str:
         """Public words on where the memo lives; no folder, which may name a person."""
         return f"SQLite file {self._path.name}"

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.afresh import Afresh
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.counts import Count, require
-from tests.ledgers import use_simple_prices
+
+
+@pytest.fixture(scope="module")
+def afresh() -> Iterator[Afresh]:
+    """The process that the trials run in."""
+    with Afresh() as found:
+        yield found
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.few], ids=lambda fault: fault.words)
-def test_a_fault_costs_no_line_and_gives_nothing_back(
-    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_simple_prices(monkeypatch)
-    found = fault.count(tmp_path, trials=fault.few, tick=lambda: None)
+def test_a_fault_costs_no_line_and_gives_nothing_back(fault: Fault, afresh: Afresh, tmp_path: Path) -> None:
+    found = afresh.count(fault.words, tmp_path, trials=fault.few)
     assert found.violations == []
     assert found.trials >= fault.few
     assert found.seen or "copies" in fault.words

@@ -30,6 +30,7 @@ from langchain_dpicl.stores._postgres_schema import Tables
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
+from tests.faults.afresh import Afresh
 from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
@@ -107,18 +108,25 @@ def frozen(store: PostgresStore) -> Iterator[None]:
         os.kill(silent, signal.SIGCONT)
 
 
+@pytest.fixture(scope="module")
+def afresh() -> Iterator[Afresh]:
+    """The process that forks."""
+    with Afresh() as found:
+        yield found
+
+
 class TestCatalogue:
     """A few trials of what `make faults` tries often."""
 
-    FEW = (
-        ("L1 64 processes", 1),
-        ("L1 64 of all kinds", 1),
-        ("L2 kill -9", 12),
-        ("L2 lost answers", 4),
-        ("L2 ended sessions", 8),
-        ("L10 stop at a line", 12),
-        ("L13 forks", 1),
-    )
+    FORKING = (("L1 64 processes", 1), ("L1 64 of all kinds", 1), ("L2 kill -9", 12), ("L13 forks and copies", 1))
+    FEW = (("L2 lost answers", 4), ("L2 ended sessions", 8), ("L10 stop at a line", 12))
+
+    @pytest.mark.parametrize(("words", "trials"), FORKING)
+    def test_a_fault_of_processes_costs_no_line_and_gives_nothing_back(
+        self, postgres: PostgresServer, afresh: Afresh, words: str, trials: int, tmp_path: Path
+    ) -> None:
+        where = {"conninfo": postgres.conninfo(), "schema": postgres.fresh("schema")}
+        self.check(afresh.count(f"{words}, PostgreSQL", tmp_path, trials=trials, **where), trials)
 
     @pytest.mark.parametrize(("words", "trials"), FEW)
     def test_a_fault_costs_no_line_and_gives_nothing_back(
@@ -128,6 +136,10 @@ class TestCatalogue:
         found = Count()
         places = functools.partial(PostgresPlace, postgres)
         fault.run(lambda: places(postgres.fresh("schema")), found, trials=trials, **fault.options)
+        self.check(found, trials)
+
+    @staticmethod
+    def check(found: Count, trials: int) -> None:
         assert found.violations == []
         assert found.trials >= trials
         assert found.seen

@@ -23,16 +23,23 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.example_selectors import PromptPATEExampleSelector
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.stores import StoreMemo
+from langchain_dpicl.released_counts import ReleasedCounts
+from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
+from langchain_dpicl.retrieval_answers import DPRetrievalFreeFormRunnable
+from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.voting import DPVotingRunnable
+from langchain_dpicl.working import Setup, Workplace
 from tests.canary import RECORD
+from tests.crews import Crew
 from tests.leaks.models import CALLS, RECORDS, LeakyEmbeddings
 from tests.leaks.scene import ENTRIES, Scene
 
@@ -324,6 +331,52 @@ class CountedEmbeddings(LeakyEmbeddings):
         return super().embed_documents(texts)
 
 
+_PLACES: dict[str, Workplace] = {}
+
+
+def workplace(name: str) -> Workplace:
+    """What a worker of `synthesizer_with_workers` calls: workers are of this process, where channels listen."""
+    return _PLACES[name]
+
+
+def synthesizer_with_workers(scene: Scene) -> Runnable[Any, Any]:
+    """`DemonstrationSynthesizer` with an executor: orders and answers are pickled on their way."""
+    backend = engine(scene, "completion")
+
+    @contextmanager
+    def made() -> Iterator[DemonstrationSynthesizer]:
+        private = _kept(scene)
+        with TemporaryDirectory() as folder:
+            budget = PrivacyBudgetCallbackHandler.create(Path(folder) / "ledger.db", epsilon=8.0, delta=1e-4)
+            memo = SQLiteMemo(Path(folder) / "memo.db")
+            _PLACES[folder] = Workplace(backend, private=private, budget=budget, memo=memo)
+            crew = Crew(Setup("tests.leaks.rooms:workplace", {"name": folder}))
+            found = DemonstrationSynthesizer.from_private_examples(
+                private, llm=backend, budget=budget, executor=crew, **OPTIONS
+            )
+            scene.objects += [found, _PLACES[folder], crew, found._elsewhere, budget, found.released()]
+            try:
+                yield found
+            finally:
+                kept = [record.body for record in budget.budget._store.records(0)]
+                scene.objects += [kept, Path(folder, "memo.db").read_bytes(), [hand.handle for hand in crew._hands]]
+                _PLACES.pop(folder)
+                budget.budget.close()
+
+    def write(inputs: Iterator[Any]) -> Iterator[Any]:
+        for _ in inputs:
+            with made() as found:
+                yield from found.stream()
+
+    async def awrite(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in inputs:
+            with made() as found:
+                async for demonstration in found.astream():
+                    yield demonstration
+
+    return RunnableGenerator(write, awrite)
+
+
 def private_evolution(scene: Scene) -> Runnable[Any, Any]:
     """`PrivateEvolution`, streaming: the model is called in the open, and only the embeddings hear of the records."""
 
@@ -340,7 +393,7 @@ def private_evolution(scene: Scene) -> Runnable[Any, Any]:
             **shape,
             **_paid(scene),
         )
-        scene.objects += [found, found._nearest, found._populations, found._writer, found.plan, embeddings]
+        scene.objects += [found, found._nearest, found._items, found._writer, found.plan, embeddings]
         return found
 
     def write(inputs: Iterator[Any]) -> Iterator[Any]:
@@ -353,6 +406,130 @@ def private_evolution(scene: Scene) -> Runnable[Any, Any]:
                 yield demonstration
 
     return RunnableGenerator(write, awrite)
+
+
+def documents(scene: Scene) -> Runnable[Any, Any]:
+    """`DocumentSynthesizer`, streaming: a histogram that asks no model, then the texts of its one topic."""
+    backend = engine(scene, "completion")
+
+    def made() -> DocumentSynthesizer:
+        budget = PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)
+        private = PrivateExamples(RECORDS, public_size=12, unit_key="user")
+        shape = {"num_topics": 1, "documents_per_topic": 1, "max_tokens": 2, "num_slots": 12, "public_top_k": 3}
+        found = DocumentSynthesizer.from_private_examples(
+            private, llm=backend, vocabulary=["boat", "card"], least_units=2, epsilon=60.0, budget=budget, **shape
+        )
+        scene.objects += [found, found._writer, found._private, private, budget, backend]
+        return found
+
+    def told(found: DocumentSynthesizer) -> str:
+        released = found.released()
+        scene.objects += [released, released.documents, released.as_retriever(), found.topics, found.counts]
+        return released.to_json()
+
+    def write(inputs: Iterator[Any]) -> Iterator[Any]:
+        for _ in inputs:
+            found = made()
+            yield from (document.page_content for document in found.stream(progress=False))
+            yield told(found)
+
+    async def awrite(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in inputs:
+            found = made()
+            async for document in found.astream(progress=False):
+                yield document.page_content
+            yield told(found)
+
+    return RunnableGenerator(write, awrite)
+
+
+def discovery(scene: Scene) -> Runnable[Any, Any]:
+    """`ValueDiscovery` and `UnitCounter`, then votes of the units that they declared again: counts ask no model.
+
+    One unit's topic is a canary. Its count passes the threshold with a chance of 1e-9.
+    """
+    backend = engine(scene, "chat")
+    records = [*RECORDS, {"text": "my", "topic": RECORD, "user": "alone"}]
+
+    def counting(config: RunnableConfig) -> tuple[PrivateExamples, dict[str, Any]]:
+        private = PrivateExamples(records, fields=("topic",), public_size=12, unit_key="user")
+        paid = {"budget": PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)}
+        scene.objects += [private, paid["budget"]]
+        return private, paid if scene.given_config is None else {**paid, "config": config}
+
+    def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> DPVotingRunnable:
+        scene.objects += [found, split, given["budget"].report()]
+        return DPVotingRunnable.from_private_examples(split, llm=backend, labels=CHOICES, **QUERIES, **given)
+
+    def told(counts: ReleasedCounts, answer: Any) -> str:
+        scene.objects += [counts, answer, answer.receipt]
+        return str(answer) + counts.to_json()
+
+    def count(_: Any, config: RunnableConfig) -> str:
+        private, given = counting(config)
+        finder = ValueDiscovery.from_private_examples(private, "topic", epsilon=20.0, delta=1e-5, **given)
+        scene.objects.append(finder)
+        split = finder.run().redeclare(private, public_size={"card": 2})
+        counter = UnitCounter.from_private_examples(split, epsilon=10.0, delta=1e-5, **given)
+        scene.objects.append(counter)
+        return told(counter.run(), voter(finder.run(), split, given).invoke("one ?", config))
+
+    async def acount(_: Any, config: RunnableConfig) -> str:
+        private, given = counting(config)
+        finder = await ValueDiscovery.afrom_private_examples(private, "topic", epsilon=20.0, delta=1e-5, **given)
+        scene.objects.append(finder)
+        split = (await finder.arun()).redeclare(private, public_size={"card": 2})
+        counter = await UnitCounter.afrom_private_examples(split, epsilon=10.0, delta=1e-5, **given)
+        scene.objects.append(counter)
+        return told(await counter.arun(), await voter(await finder.arun(), split, given).ainvoke("one ?", config))
+
+    return RunnableLambda(count, acount)
+
+
+class NearEmbeddings(LeakyEmbeddings):
+    """Find everything near to everything, and are overheard at it."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        CALLS.extend("private" for text in texts if RECORD in text)
+        return [[1.0, 0.0] for _ in super().embed_documents(texts)]
+
+
+RETRIEVED: dict[str, Any] = {"epsilon": 40.0, "noise_multiplier": 1.0, "participations": 9, "num_slots": 2}
+"""Of components that answer from retrieved documents: every document is near, and never exhausted."""
+
+
+def _retrieving(scene: Scene) -> dict[str, Any]:
+    embeddings = SilentEmbeddings(NearEmbeddings(), max_concurrency=2, retry=ONCE)
+    scene.objects.append(embeddings)
+    wording = {name: QUERIES[name] for name in ("example_prompt", "suffix", "with_receipt")}
+    return {**RETRIEVED, **wording, "embeddings": embeddings, "similarity_threshold": 0.5, **_paid(scene)}
+
+
+def votes_of_documents(scene: Scene) -> Runnable[Any, Any]:
+    """`DPRetrievalVotingRunnable`, with its noisy votes; documents are embedded on the first query."""
+    backend = engine(scene, "chat")
+    given = {**_retrieving(scene), "labels": CHOICES, "with_scores": True, "calibrate": True}
+    found = DPRetrievalVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    return _retrieved(scene, found, backend)
+
+
+def texts_of_documents(scene: Scene) -> Runnable[Any, Any]:
+    """`DPRetrievalFreeFormRunnable` by keywords, from which the public model writes an answer."""
+    backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
+    given = {**_retrieving(scene), "keyword_domain": ["my", "card", "other"], "num_keywords": 2, "max_tokens": 4}
+    given["candidates_llm"] = scene.model("text")
+    found = DPRetrievalFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    return _retrieved(scene, found, backend)
+
+
+def _retrieved(scene: Scene, found: Any, backend: Any) -> Runnable[Any, Any]:
+    scene.objects += [found, found.filter, found.filter.texts, found.plan, found.tenants, backend]
+
+    def opened(answer: Any) -> str:
+        scene.objects += [answer, answer.receipt, found.filter.participants, found.budget.report()]
+        return str(answer)
+
+    return found | RunnableLambda(opened)
 
 
 def _labelling(scene: Scene) -> dict[str, Any]:
@@ -413,6 +590,7 @@ ONE_INPUT_EACH = ("stream", "ainvoke")
 ROOMS = (
     Room("few-shot prompt", ("invoke", "ainvoke", "batch", "abatch"), few_shot_prompt),
     Room("synthesizer", ("stream", "astream"), synthesizer),
+    Room("synthesizer with workers", ("stream", "astream"), synthesizer_with_workers),
     Room("engine", ENTRIES, engine_rows),
     Room("one call", ENTRIES, one_call, needs="text"),
     Room("text votes", ENTRIES, text_votes, needs="text"),
@@ -423,6 +601,10 @@ ROOMS = (
     Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
     Room("free form by keywords", TWO_WAYS, free_form_by_keywords, needs="text"),
+    Room("votes of documents", TWO_WAYS, votes_of_documents),
+    Room("texts of documents", TWO_WAYS, texts_of_documents, needs="text"),
     Room("labels", ONE_INPUT_EACH, labels),
+    Room("discovery", ONE_INPUT_EACH, discovery),
+    Room("documents", ("stream", "astream"), documents),
     Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )

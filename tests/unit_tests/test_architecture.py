@@ -101,7 +101,7 @@ def test_the_curator_stays_small() -> None:
 
 ON_DEMAND = """
 import sys, langchain_dpicl
-print(sorted({'dp_accounting', 'prv_accountant', 'torch'} & set(sys.modules)))
+print(sorted({'dp_accounting', 'prv_accountant', 'ray', 'torch'} & set(sys.modules)))
 from langchain_dpicl.backends.embedded import EmbeddedModel
 EmbeddedModel().complete(['a'], max_tokens=1)
 builder = ('_embedded_build', '_embedded_vectors')

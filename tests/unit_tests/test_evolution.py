@@ -231,7 +231,7 @@ def test_a_stop_while_units_vote_burns_that_ticket_and_the_others_stay() -> None
     embeddings.is_stopping = False
     made.run(progress=False)
     assert charged(budget) == 2
-    assert made._populations[0].rounds == 1  # the other one was lost
+    assert made._items[0].rounds == 1  # the other one was lost
 
 
 def test_where_every_ticket_was_lost_the_run_says_so() -> None:
@@ -261,7 +261,7 @@ async def test_a_cancelled_run_goes_on_where_it_stood() -> None:
 
 def test_two_runs_at_once_are_refused() -> None:
     made = evolution()
-    made._populations[0].busy = True
+    made._items[0].busy = True
     with pytest.raises(ConfigurationError, match="no other run"):
         made.run(progress=False)
 

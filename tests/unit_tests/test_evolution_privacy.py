@@ -103,7 +103,7 @@ def test_nothing_shows_to_any_observer() -> None:
     assert muse.asked
     assert canaries_in(repr(muse.asked)) == []
     room = made[0]
-    for thing in (room, room._nearest, room._populations, room.plan, seen.result, room._budget, room._budget.report()):
+    for thing in (room, room._nearest, room._items, room.plan, seen.result, room._budget, room._budget.report()):
         assert canaries_in(shown_by(thing)) == []
     for line in room._budget._store.records():
         assert canaries_in(repr(line)) == []

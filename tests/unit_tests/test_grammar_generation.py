@@ -260,7 +260,7 @@ def test_an_interrupted_text_goes_on_inside_its_grammar(
     with pytest.raises(SynthesisInterruptedError):
         made.run()
     assert len(releases) == failing_call - 1
-    before = list(made._drafts[0].tokens)
+    before = list(made._items[0].tokens)
     assert spy.decode(before).startswith('{"kind": "' if failing_call < 2 else '{"kind": "ham", "n": ')
     found = json.loads(text_of(made))
     if redraw_every == 8 and failing_call > 1:  # its one ticket is gone: the rest is closed by public rule

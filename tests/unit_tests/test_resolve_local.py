@@ -318,7 +318,7 @@ class TestMixedEngines:
     def test_an_interrupted_run_goes_on_with_its_own_engine(self, monkeypatch):
         spender = budget()
         stopped = self.interrupted(private_examples(), spender, monkeypatch)
-        released = list(stopped._drafts[0].tokens)
+        released = list(stopped._items[0].tokens)
         assert len(released) == 2
         left = spender.remaining_epsilon
         stopped.run(progress=False)
@@ -330,8 +330,8 @@ class TestMixedEngines:
         private, spender = private_examples(), budget()
         stopped = self.interrupted(private, spender, monkeypatch)
         other = HuggingFaceBackend(tiny_hf.llama(300), tiny_hf.byte_tokenizer(size=300), max_prompt_tokens=64)
-        assert self.synthesizer(private, other, spender)._drafts[0].tokens == []
-        [draft, *_] = stopped._drafts
+        assert self.synthesizer(private, other, spender)._items[0].tokens == []
+        [draft, *_] = stopped._items
         draft.tokens[-1] = max(set(stock_ids()) - set(other.vocabulary()))
         stopped._script = replace(stopped._script, backend=other)
         with pytest.raises(ConfigurationError, match="tokens of another engine"):
