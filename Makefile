@@ -21,11 +21,14 @@ MEMBERSHIP_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz sst
 # What bench-evolution reads: texts that vote, and the public ones that they choose among.
 EVOLUTION_DATA ?= ../shared/data/trec.jsonl.gz
 EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
+# What bench-documents writes anew (invented questions to a bank first), and what bench-retrieval asks.
+DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz)
+RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
 CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -119,6 +122,12 @@ bench-membership: .venv/.ready  ## membership inference: prompts of real records
 
 bench-evolution: .venv/.ready  ## what the noisy votes of private evolution choose from public text (or ARGS="--rounds 1 --runs 3", EVOLUTION_DATA=FILE EVOLUTION_PUBLIC=FILE)
 	.venv/bin/python benchmarks/bench_evolution.py --data $(EVOLUTION_DATA) --public $(EVOLUTION_PUBLIC) $(ARGS)
+
+bench-documents: .venv/.ready  ## synthetic documents: topics found by epsilon, and what a retriever over the texts finds (or DATA=FILE)
+	.venv/bin/python benchmarks/bench_documents.py --data $(if $(filter file,$(origin DATA)),$(DOCUMENTS_DATA),$(DATA)) $(ARGS)
+
+bench-retrieval: .venv/.ready  ## votes of retrieved documents beside votes of a random sample at equal epsilon (or DATA=FILE)
+	.venv/bin/python benchmarks/bench_retrieval.py --data $(if $(filter file,$(origin DATA)),$(RETRIEVAL_DATA),$(DATA)) $(ARGS)
 
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)

@@ -23,11 +23,11 @@ from langchain_dpicl.backends.answer_rows import AnswerRows
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.curator import release_once_without_privacy
 from langchain_dpicl.privacy.aggregation import UnitVectorSum
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.unprotected import release_once_without_privacy
 
 FREE_KNOBS: dict[str, Any] = {
     "questions": 100,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.rows import Boxed
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.curator import release_once_without_privacy
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism, Release
 from langchain_dpicl.privacy.plans import ReleasePlan
@@ -26,6 +25,7 @@ from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import noise_scale
+from langchain_dpicl.unprotected import release_once_without_privacy
 
 CONTENT_FREE = "N/A"
 # Standard deviations of noise at scale 1.
