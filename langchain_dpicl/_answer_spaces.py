@@ -6,7 +6,7 @@ Makes no private call and knows no record, no template and no budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -41,11 +41,13 @@ class Outcome:
       answer: the text; None: still to be written from the keywords.
       keywords: released, best first.
       similarities: cosine to the released sum, by candidate.
+      abstained: nothing stood out of the noise, and the text says so.
     """
 
     answer: str | None
     keywords: tuple[str, ...] | None = None
     similarities: dict[str, float] | None = None
+    abstained: bool = False
 
 
 class Round(Protocol):
@@ -77,17 +79,27 @@ class _AskVectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingRound:
-    """The public candidates of one query and their embeddings, float64[candidates, width]."""
+    """The public candidates of one query and their embeddings, float64[candidates, width].
+
+    Attributes:
+      floor: how far the released sum has to go along the nearest candidate; None: the nearest is always the answer.
+      abstain_answer: the text where it does not.
+    """
 
     rows: AnswerRows
     candidates: tuple[str, ...]
     vectors: Rows
+    floor: float | None = None
+    abstain_answer: str = ""
 
     def outcome(self, released: Release) -> Outcome:
         """Returns the candidate nearest to the released sum; the first of equals."""
         # The mean is the sum over a public count, which changes no cosine.
-        near = cosines(np.asarray(released.values), self.vectors)
+        total = np.asarray(released.values)
+        near = cosines(total, self.vectors)
         similarities = dict(zip(self.candidates, near.tolist(), strict=True))
+        if self.floor is not None and float(near.max() * np.linalg.norm(total)) < self.floor:
+            return Outcome(self.abstain_answer, similarities=similarities, abstained=True)
         return Outcome(self.candidates[int(near.argmax())], similarities=similarities)
 
 
@@ -106,9 +118,15 @@ class EmbeddingSpace:
       CapabilityError: see `SilentEmbeddings`.
       UnsilencableModelError: see `SilentEmbeddings`.
       ModelCallError: the embeddings could not be reached.
+
+    Attributes:
+      floor_of: by the number of candidates, how far a released sum has to go along the nearest; public, from the plan.
+      abstain_answer: the text where it does not.
     """
 
     kind = "embedding"
+    floor_of: Callable[[int], float] | None = None
+    abstain_answer: str = ""
 
     def __init__(
         self,
@@ -146,9 +164,13 @@ class EmbeddingSpace:
         _check_candidates(candidates)
         if self._fixed is not None:
             yield _AskVectors(self.embeddings, candidates[:1])
-            return EmbeddingRound(self._rows, *self._fixed)
+            return self._round(*self._fixed)
         vectors = yield _AskVectors(self.embeddings, candidates)
-        return EmbeddingRound(self._rows, candidates, vectors)
+        return self._round(candidates, vectors)
+
+    def _round(self, candidates: tuple[str, ...], vectors: Rows) -> EmbeddingRound:
+        floor = None if self.floor_of is None else self.floor_of(len(candidates))
+        return EmbeddingRound(self._rows, candidates, vectors, floor, self.abstain_answer)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
@@ -245,12 +267,17 @@ class NoisyKeywordRound:
     words: tuple[str, ...]
     most: int
     floor: float
+    abstain_answer: str
 
     def outcome(self, released: Release) -> Outcome:
-        """Returns the keywords that stand out of the noise, best first; the answer is still to be written."""
+        """Returns the keywords that stand out of the noise, best first; the answer is still to be written.
+
+        Where there are none there is nothing to write from: nobody is asked, and the answer says so.
+        """
         weights = np.asarray(released.values)
         best = [int(place) for place in np.argsort(-weights, kind="stable")[: self.most]]
-        return Outcome(None, keywords=tuple(self.words[place] for place in best if weights[place] >= self.floor))
+        words = tuple(self.words[place] for place in best if weights[place] >= self.floor)
+        return Outcome(None, keywords=words) if words else Outcome(self.abstain_answer, keywords=(), abstained=True)
 
 
 class NoisyKeywordSpace(KeywordSpace):
@@ -258,15 +285,17 @@ class NoisyKeywordSpace(KeywordSpace):
 
     Attributes:
       floor: least noisy weight of a keyword that is told; public, from the plan.
+      abstain_answer: the text where none is.
     """
 
     aggregation = VoteVectorSum()  # type: ignore[assignment]
     floor: float = 0.0
+    abstain_answer: str = ""
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
         """Makes the domain of the query; see `KeywordSpace.prepared`."""
         made: Any = yield from super().prepared(query, candidates)
-        return NoisyKeywordRound(made.rows, made.words, self._number, self.floor)
+        return NoisyKeywordRound(made.rows, made.words, self._number, self.floor, self.abstain_answer)
 
 
 Space: TypeAlias = EmbeddingSpace | KeywordSpace

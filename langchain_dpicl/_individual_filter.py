@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.participants import Participants
+from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
@@ -33,6 +34,8 @@ _DIED = (
     "took part is not known any more. Declare another component, which pays again; or give balances= a file from the "
     "start, which outlives processes and is shared by them."
 )
+_PATIENCE, _PAUSE = 5.0, 0.01
+"""Seconds that another process, which has the ticket, gets to write so into the file; and between two looks."""
 
 
 class IndividualFilter(Uncopyable):
@@ -104,28 +107,52 @@ class IndividualFilter(Uncopyable):
         return opened
 
     def _on_disk(self, balances: SQLiteBalances, pay: Pay) -> Participants:
-        made: list[tuple[Participants, Reservation]] = []
-
-        def buy() -> Mapping[str, Any]:
-            with pay(FILTER_TEMPLATE) as ticket:
-                made.append((self._made(ticket, balances), ticket))
-            return {"ledger_id": ticket.ledger_id, "entry": ticket.entry, "entry_hash": ticket.entry_hash}
-
-        try:
-            line, _ = balances.take_up(self._terms(), buy)
-        except PrivacyBudgetExceededError as error:
-            self._explain(error)
-            raise
-        if made:
-            opened, ticket = made[0]
-            ticket.commit()  # from here on the file says what paid for it
-            return opened
+        terms = self._terms()
+        if balances.paid_by(terms) is None:
+            opened: Participants | None = None
+            try:
+                with pay(FILTER_TEMPLATE) as ticket:  # the ledger is waited for before the file's lock is taken
+                    opened = self._bought(balances, ticket, terms)
+            except PrivacyBudgetExceededError as error:
+                if not self._was_paid_elsewhere(balances, terms):
+                    self._explain(error)
+                    raise
+            if opened is not None:
+                return opened
+        line = balances.paid_by(terms)
         self.budget.check_receipt(line)
         return self._made(None, balances)
 
+    def _bought(self, balances: SQLiteBalances, ticket: Reservation, terms: Mapping[str, Any]) -> Participants | None:
+        """Burns the ticket for the file, and says so in it; None: another process was faster, and nothing burnt."""
+        made: list[Participants] = []
+
+        def buy() -> Mapping[str, Any]:
+            made.append(self._made(ticket, balances))
+            return {"ledger_id": ticket.ledger_id, "entry": ticket.entry, "entry_hash": ticket.entry_hash}
+
+        balances.take_up(terms, buy)
+        if not made:
+            return None
+        ticket.commit()  # from here on the file says what paid for it
+        return made[0]
+
+    def _was_paid_elsewhere(self, balances: SQLiteBalances, terms: Mapping[str, Any]) -> bool:
+        """Returns whether the file was paid for meanwhile; waits while another process may be about to say so."""
+        end = time.monotonic() + min(_PATIENCE, balances.timeout)
+        while True:
+            # A line that is committed stood in the file before: so the file is read after the ledger.
+            is_over = self.share.remaining(FILTER_TEMPLATE) > 0 or self.share.committed(FILTER_TEMPLATE) > 0
+            if balances.paid_by(terms) is not None:
+                return True
+            if is_over or time.monotonic() > end:
+                return False
+            time.sleep(_PAUSE)
+
     def _made(self, ticket: Reservation | None, balances: MemoryBalances | SQLiteBalances) -> Participants:
-        own: dict[str, Any] = {"plan": self.plan, "texts": self.texts, "ledger_id": self.budget.ledger_id}
-        return open_participants(self.private, ticket, balances=balances, **own)
+        payer = Payer(self.budget.ledger_id, self.share.component, self.private.dataset_id)
+        given: dict[str, Any] = {"plan": self.plan, "texts": self.texts, "payer": payer}
+        return open_participants(self.private, ticket, balances=balances, **given)
 
     def _terms(self) -> dict[str, Any]:
         """Returns what identifies the filter: for whom, how often a unit may take part, and what that costs."""

@@ -24,6 +24,8 @@ SEARCH = frozenset(
     }
 )
 """Names under which LangChain takes what searches, ranks or cuts."""
+_DECLARED = ("public_size", "unit_key", "dataset_id", "fields", "max_chars")
+"""What documents are declared with, of the arguments of `PrivateExamples`."""
 
 
 def check_known(others: Mapping[str, Any]) -> None:
@@ -77,6 +79,33 @@ def text_of_query(wording: TaskWording, query: Query) -> str:
     return query[names.index("input") if len(names) > 1 else 0]
 
 
+def compared_text(wording: TaskWording, query: Query) -> str:
+    """Returns the text of one query that documents are compared with.
+
+    Raises:
+      ConfigurationError: it is blank, and so near to nothing.
+    """
+    text = text_of_query(wording, query)
+    if not text.strip():
+        raise fail("input", "a text to compare documents with", text, "Nothing was charged.")
+    return text
+
+
+def checked_most(private: PrivateExamples, documents_per_row: int) -> int:
+    """Returns how many documents of a unit a row shows.
+
+    Raises:
+      ConfigurationError: no unit has so many.
+    """
+    most = private.records_per_unit
+    if check_int("documents_per_row", documents_per_row, low=1) > most:
+        advice = (
+            "Declare more documents_per_unit= (records_per_unit= of the examples), all of which a unit then may have."
+        )
+        raise fail("documents_per_row", f"at most the {most} kept of a unit", documents_per_row, advice)
+    return documents_per_row
+
+
 def slots_of(rows: str, num_slots: int | None) -> int | None:
     """Returns the public number of rows; None: each unit that takes part has one."""
     if check_choice("rows", rows, ("slots", "units")) == "slots":
@@ -117,3 +146,22 @@ def checked_balances(
     if not isinstance(given, SQLiteBalances | str | os.PathLike):
         raise fail("balances", "the path of a file, or SQLiteBalances", type(given).__name__)
     return given if isinstance(given, SQLiteBalances) else SQLiteBalances(given)
+
+
+def examples_of(held: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
+    """Returns documents as private examples, as the options declare them, and the options that are left.
+
+    Args:
+      held: the documents, taken out here, so that no frame of an error holds them.
+      options: what they are declared with, and others.
+
+    Raises:
+      ConfigurationError: a public fault, or a vector store or retriever in the place of the documents.
+      RecordError: a document cannot be read.
+    """
+    check_known({name: value for name, value in options.items() if name in SEARCH})
+    refuse_found(held[0])
+    declared = {name: options[name] for name in _DECLARED if name in options}
+    kept = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
+    left = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
+    return PrivateExamples.from_documents(held.pop(), **{**kept, **declared}), left

@@ -17,7 +17,7 @@ from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
-from langchain_dpicl.participants import Participants
+from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
@@ -213,7 +213,7 @@ def open_participants(
     plan: ParticipationPlan,
     texts: SimilarTexts,
     balances: Balances,
-    ledger_id: str,
+    payer: Payer,
 ) -> Participants:
     """Burns the one ticket of an individual filter and opens it; errors as `open_block`, the commit is the caller's.
 
@@ -224,8 +224,13 @@ def open_participants(
     """
     if ticket is None and not balances.durable:
         raise PrivacyBudgetError("ticket: expected one for balances of this process, found none. Reserve it.")
-    pool = private._pool(None, ledger_id=ledger_id) if ticket is None else _opened(private, ticket, plan, plan.event)  # noqa: SLF001  the private door
-    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, ledger_id=ledger_id)
+    if payer.dataset_id != private.dataset_id or (ticket is not None and not payer.owns(ticket)):
+        raise PrivacyBudgetError("ticket: expected one of the filter's own component and examples, found another's.")
+    if ticket is None:
+        pool = private._pool(None, ledger_id=payer.ledger_id)  # noqa: SLF001  the private door
+    else:
+        pool = _opened(private, ticket, plan, plan.event)
+    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)
 
 
 def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: str) -> None:

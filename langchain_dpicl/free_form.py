@@ -350,7 +350,11 @@ class DPFreeFormRunnable(QueryRunnable):
         if receipt is None:
             return answer
         return FreeFormResult(
-            answer=answer, keywords=outcome.keywords, similarities=outcome.similarities, receipt=receipt
+            answer=answer,
+            keywords=outcome.keywords,
+            similarities=outcome.similarities,
+            abstained=outcome.abstained,
+            receipt=receipt,
         )
 
 
@@ -371,7 +375,8 @@ def _unpacked(kept: Mapping[str, Any]) -> Outcome:
     if not (words is None or (isinstance(words, list) and all(isinstance(word, str) for word in words))):
         raise TypeError("no keywords")
     shown = None if near is None else {str(text): float(cosine) for text, cosine in near.items()}
-    return Outcome(answer, keywords=None if words is None else tuple(words), similarities=shown)
+    words = None if words is None else tuple(words)
+    return Outcome(answer, keywords=words, similarities=shown, abstained=kept.get("abstained", False) is True)
 
 
 def memory_of(kept: ReleaseMemo | None, scope: Mapping[str, Any]) -> AnswerMemo | None:

@@ -6,6 +6,7 @@ filter's ticket and opened the pool before.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
@@ -15,14 +16,20 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.rows import Boxed, guarded
+from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.similar import Near, SimilarTexts, Texts
 from langchain_dpicl.backends.walk import Ask, Turn, Walk
 from langchain_dpicl.blocks import NOT_COMPUTED
-from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.exceptions import (
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
+)
 from langchain_dpicl.privacy.events import NoEvent
 from langchain_dpicl.privacy.examples import Pool
 from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.participation import Balances, ParticipationPlan
+from langchain_dpicl.privacy.participation import ASKED_TEMPLATE, Balances, ParticipationPlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.samples import Record, Rendered
@@ -49,6 +56,24 @@ class Question:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Who pays for a filter, and so whose tickets its queries burn; public."""
+
+    ledger_id: str
+    component: str
+    dataset_id: str
+
+    def owns(self, ticket: Reservation) -> bool:
+        """Returns whether a ticket is one of this component, on this ledger, for these examples."""
+        whose = ticket.ledger_id, ticket.component
+        return whose == (self.ledger_id, self.component) and ticket.partition in {None, self.dataset_id}
+
+    def asks_by(self, ticket: Reservation) -> bool:
+        """Returns whether a ticket is one of a query under this filter."""
+        return self.owns(ticket) and (ticket.template, ticket.event) == (ASKED_TEMPLATE, NoEvent())
+
+
 class Participants:
     """Answers any number of queries from the units that take part in each; shows nothing, refuses copies.
 
@@ -58,6 +83,8 @@ class Participants:
       - Everybody who takes part is debited, together and durably where balances are, before the model is asked for
         anybody; the ledger is told so before that, too. Nothing gives a participation back: not a failure, not a stop,
         not that no row was left for it.
+      - Queries are compared and debited one after the other, in the order in which they come, whoever takes part.
+      - A fork while anything is asked goes on in both processes; the child releases nothing.
       - Each release is `plan.release` of the rows of those who have one; a row that fails is all zeros, and a row of
         nobody, which is asked the public question, counts for nothing.
       - With slots the model is asked the same number of rows every time, whoever takes part, and also when nobody does.
@@ -68,7 +95,7 @@ class Participants:
       texts: finds who is near.
       field: of the records, which is compared.
       balances: who has taken part how often.
-      ledger_id: the ledger that paid.
+      payer: who paid.
     """
 
     def __init__(
@@ -79,15 +106,15 @@ class Participants:
         texts: SimilarTexts,
         field: str,
         balances: Balances,
-        ledger_id: str,
+        payer: Payer,
     ) -> None:
         self.plan = plan
         self._private = pool
         self._texts = texts
         self._field = field
         self._balances = balances
-        self._ledger_id = ledger_id
-        self._gate = Gate(1)
+        self._payer = payer
+        self._gates: dict[int, Gate] = {}
 
     def release(self, question: Question, ticket: Reservation, *, settled: Callable[[], int]) -> Walk[Release]:
         """Makes one release (a walk).
@@ -98,44 +125,80 @@ class Participants:
           settled: how many queries the ledger holds as committed; read before the debits are written.
 
         Raises:
-          PrivacyBudgetError: the ticket is no query's, or another ledger's.
+          PrivacyBudgetError: the ticket is no query's, or another component's or ledger's.
+          PrivacyBudgetMismatchError: the balances are another filter's by now.
           LedgerError: the debits, or the line that says so, could not be written; who was debited stays so. Or this is
             a forked copy, or the balances are older than the ledger.
           ModelCallError: the release could not be computed; who was debited stays so.
         """
-        if ticket.event != NoEvent() or ticket.ledger_id != self._ledger_id:
-            raise PrivacyBudgetError("ticket: expected a query's of this filter's ledger, found another. Reserve it.")
+        if not self._payer.asks_by(ticket):
+            msg = "ticket: expected a query's of this filter's ledger and component, found another. Reserve it."
+            raise PrivacyBudgetError(msg)
+        home = os.getpid()
         ticket.burn()
-        near = yield from self._near(question.direction)
-        known = settled()
-        seated, refused = _refusable(lambda: Boxed(self._seated(near, known)))
-        if refused is not None:
-            raise refused
-        if seated is None:
-            raise ModelCallError(NOT_COMPUTED)
-        ticket.commit()
-        kept = _Rows(seated)
-        ask = guarded(lambda: question.rows(self._rendered(question.render, kept)))
-        if ask is None:
-            raise ModelCallError(NOT_COMPUTED)
-        answered: Boxed = yield ask
-        released = guarded(lambda: self._released(answered, kept, question.width))
+        kept = yield from self._debited(question.direction, ticket, settled)
+        try:
+            ask = guarded(lambda: question.rows(self._rendered(question.render, kept)))
+            if ask is None:
+                raise ModelCallError(NOT_COMPUTED)
+            answered: Boxed = yield ask
+            _check_home(home)  # a fork while the model was asked goes on in both processes; one of them releases
+            released = guarded(lambda: self._released(answered, kept, question.width))
+        finally:
+            kept.forget()
         if released is None:
             raise ModelCallError(NOT_COMPUTED)
         return released
 
-    def _near(self, direction: NDArray[np.float64]) -> Walk[Boxed]:
-        """Finds whose texts are near; one query at a time, so that the first embeds every text once."""
-        held = yield Turn(self._gate)
+    def warm(self) -> Walk[None]:
+        """Embeds every text that was not embedded yet (a walk); debits nobody and answers nothing.
+
+        Raises:
+          ModelCallError: it could not be begun.
+        """
+        gate = self._gate
+        held = yield Turn(gate)
+        try:
+            ask = guarded(lambda: self._texts.ask(self._units(), None))
+            if ask is None:
+                raise ModelCallError(NOT_COMPUTED)
+            yield ask
+        finally:
+            if held:
+                gate.__exit__(None, None, None)
+
+    def _debited(self, direction: NDArray[np.float64], ticket: Reservation, settled: Callable[[], int]) -> Walk[_Rows]:
+        """Finds whose texts are near, debits who takes part and tells the ledger; one query at a time (a walk).
+
+        The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
+        depends on the texts, never decides which of two a unit's last participation goes to.
+        """
+        home, gate = os.getpid(), self._gate
+        held = yield Turn(gate)
         try:
             ask = guarded(lambda: self._texts.ask(self._units(), direction))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
-            found: Boxed = yield ask
-            return found
+            near: Boxed = yield ask
+            _check_home(home)
+            known = settled()
+            seated, refused = _refusable(lambda: Boxed(self._seated(near, known)))
+            if refused is not None:
+                raise refused
+            if seated is None:
+                raise ModelCallError(NOT_COMPUTED)
+            ticket.commit()
+            self._balances.confirm(settled())
+            return _Rows(seated)
         finally:
             if held:
-                self._gate.__exit__(None, None, None)
+                gate.__exit__(None, None, None)
+
+    @property
+    def _gate(self) -> Gate:
+        """The turn of this process: a gate that was held when it forked stays shut in the child."""
+        here = os.getpid()
+        return self._gates.get(here) or self._gates.setdefault(here, Gate(1))
 
     def _units(self) -> list[Texts]:
         return [self._own(place) for place in range(self._private.num_units)]
@@ -181,25 +244,42 @@ class Participants:
 
 
 class _Rows:
-    """Who has a row, on the way from the debits to the sum; shown never."""
+    """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
 
-    __slots__ = ("seated",)
+    __slots__ = ("_seated",)
 
     def __init__(self, seated: Boxed) -> None:
-        self.seated: Seated = seated.take()
+        self._seated: Hidden[Seated] = Hidden(seated.take())
+
+    @property
+    def seated(self) -> Seated:
+        """Who has a row; never bound to a name outside of `guarded`."""
+        return self._seated.reveal()
+
+    def forget(self) -> None:
+        """Drops them."""
+        self._seated = Hidden([])
 
     def __repr__(self) -> str:
         return "_Rows(<private>)"
 
 
-def _refusable(action: Callable[[], Boxed]) -> tuple[Boxed | None, LedgerError | None]:
+def _check_home(home: int) -> None:
+    if os.getpid() != home:
+        raise LedgerError("filter: expected the process that began the query, found a fork. Ask anew there.")
+
+
+_Refused: TypeAlias = LedgerError | PrivacyBudgetMismatchError
+
+
+def _refusable(action: Callable[[], Boxed]) -> tuple[Boxed | None, _Refused | None]:
     """Is `guarded`, but tells a refusal of the balances, made anew from here: what was raised holds private frames."""
-    refused: list[LedgerError] = []
+    refused: list[_Refused] = []
 
     def acted() -> Boxed | None:
         try:
             return action()
-        except LedgerError as error:
+        except (LedgerError, PrivacyBudgetMismatchError) as error:
             refused.append(type(error)(str(error)))
         return None
 

@@ -208,6 +208,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             return (yield from self._told(outcome, "memo", None, config))
         self._refuse_early(tenant, pay)
         prepared = yield from self._prepared(query, config)
+        is_opening = False
         try:
             with self.tenants.seat(tenant) as seat:
                 seat.charged = False
@@ -215,11 +216,15 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
                     seat.charged = True  # until it is known that the ticket did not burn
                     try:
                         keep = partial(self._keep, tenant, query)
+                        is_opening = True
                         self._open(pay)
+                        is_opening = False
                         outcome = yield from self._released(query, prepared, ticket, config, keep)
                     finally:
                         seat.charged = not ticket.unburnt
         except PrivacyBudgetExceededError as error:
+            if is_opening:
+                raise  # what all answers rest on is gone, which zero-shot answers would hide
             if self.on_exhausted != "zero_shot":
                 self._explain(error)
                 raise

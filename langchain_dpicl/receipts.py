@@ -105,12 +105,14 @@ class FreeFormResult(BaseModel):
       answer: the text.
       keywords: the released keywords, best first; None where answers are compared as embeddings.
       similarities: cosine of each public candidate to the released mean, by candidate; None where keywords are used.
+      abstained: whether nothing stood out of the noise, so that the text is no answer.
       receipt: what it cost.
     """
 
     answer: str
     keywords: tuple[str, ...] | None
     similarities: dict[str, float] | None
+    abstained: bool = False
     receipt: Receipt
 
     model_config = ConfigDict(frozen=True)

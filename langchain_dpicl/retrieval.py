@@ -12,18 +12,19 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import Field
 from typing_extensions import override
 
 from langchain_dpicl._individual_filter import IndividualFilter
 from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._retrieval_options import (
-    SEARCH,
     check_floor,
     check_known,
     checked_balances,
-    refuse_found,
+    checked_most,
+    compared_text,
+    examples_of,
     slots_of,
     templates_of,
     text_of_query,
@@ -39,7 +40,7 @@ from langchain_dpicl._voting_options import (
 )
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.similar import SimilarTexts
-from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
@@ -58,9 +59,6 @@ from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tenants import Tenants
-
-_DECLARED = ("public_size", "unit_key", "dataset_id", "fields", "max_chars")
-"""What documents are declared with, of the arguments of `PrivateExamples`."""
 
 
 class RetrievalRunnable(QueryRunnable):
@@ -81,6 +79,35 @@ class RetrievalRunnable(QueryRunnable):
     rows: Any = Field(exclude=True, repr=False)
     """What makes rows of prompts."""
 
+    def warm_up(self, config: RunnableConfig | None = None) -> None:
+        """Pays for the share, where nobody has, and embeds every document that was not embedded; asks no question.
+
+        Call it at the start of a service: the first query has to wait for all documents otherwise. One that is stopped
+        goes on where it was. Debits nobody.
+
+        Args:
+          config: of the run, for who is told of the charge.
+
+        Raises:
+          PrivacyBudgetError: as of a query.
+          LedgerError: as of a query.
+        """
+        run = ensure_config(config)
+        with self._events(run) as events:
+            resolve_budget(self.budget, run)
+            drive(self._warm(partial(self._pay, events)))
+
+    async def awarm_up(self, config: RunnableConfig | None = None) -> None:
+        """Is `warm_up`, awaitable."""
+        run = ensure_config(config)
+        async with self._events(run) as events:
+            resolve_budget(self.budget, run)
+            await adrive(self._warm(partial(self._pay, events)), is_slow=self._is_slow)
+
+    def _warm(self, pay: Pay) -> Walk[None]:
+        self._open(pay)
+        yield from self.filter.participants.warm()
+
     @override
     def _open(self, pay: Pay) -> None:
         self.filter.open(pay)
@@ -88,11 +115,6 @@ class RetrievalRunnable(QueryRunnable):
     @override
     def _explain(self, error: PrivacyBudgetExceededError) -> None:
         error.args = (f"{error.args[0]} No query costs anything by itself; max_queries= says how many there may be.",)
-
-    @property
-    @override
-    def _is_slow(self) -> bool:
-        return self.filter.balances is not None or super()._is_slow
 
 
 class DPRetrievalVotingRunnable(RetrievalRunnable):
@@ -284,7 +306,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             partition=private.dataset_id,
         )
         held = checked_balances(balances, private=private, budget=spender, component=component)
-        texts = SimilarTexts(embeddings, threshold=similarity_threshold, most=documents_per_row)
+        texts = SimilarTexts(embeddings, threshold=similarity_threshold, most=checked_most(private, documents_per_row))
         task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=documents_per_row)
         least = plan.noise_floor if min_votes == "noise_floor" else min_votes
         public = {**plan.to_dict(), **task.to_dict(), **reads, **texts.to_dict(), "min_votes": least}
@@ -378,7 +400,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
         """Embeds the query, and asks the public prompt: the only signs of an outage, and the zero-shot answer."""
         render = self.wording.renderer(self.task.queries(query))
-        direction = yield self.filter.texts.ask_public(text_of_query(self.wording, query))
+        direction = yield self.filter.texts.ask_public(compared_text(self.wording, query))
         row = yield self.rows.ask_public(render(()))
         asks = self._limited(self.rows.ask, config)
         return Question(direction, rows=asks, render=render, width=len(self.labels)), row
@@ -418,22 +440,3 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             noise_stddev=self.plan.noise_stddev,
             receipt=receipt,
         )
-
-
-def examples_of(held: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
-    """Returns documents as private examples, as the options declare them, and the options that are left.
-
-    Args:
-      held: the documents, taken out here, so that no frame of an error holds them.
-      options: what they are declared with, and others.
-
-    Raises:
-      ConfigurationError: a public fault, or a vector store or retriever in the place of the documents.
-      RecordError: a document cannot be read.
-    """
-    check_known({name: value for name, value in options.items() if name in SEARCH})
-    refuse_found(held[0])
-    declared = {name: options[name] for name in _DECLARED if name in options}
-    kept = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
-    left = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
-    return PrivateExamples.from_documents(held.pop(), **{**kept, **declared}), left

@@ -19,7 +19,16 @@ from langchain_dpicl._answer_spaces import EmbeddingSpace, NoisyKeywordSpace, Ou
 from langchain_dpicl._candidates import PublicModel, PublicSide, answer_template
 from langchain_dpicl._individual_filter import IndividualFilter
 from langchain_dpicl._query_memo import checked_memo, scope_of_plan
-from langchain_dpicl._retrieval_options import check_known, checked_balances, slots_of, templates_of, text_of_query
+from langchain_dpicl._retrieval_options import (
+    check_known,
+    checked_balances,
+    checked_most,
+    compared_text,
+    examples_of,
+    slots_of,
+    templates_of,
+    text_of_query,
+)
 from langchain_dpicl._voting_options import check_flags, wording_of
 from langchain_dpicl.asking import Query, TaskWording
 from langchain_dpicl.backends.resolve import as_text_backend
@@ -29,12 +38,12 @@ from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.free_form import MOST_OWED, AnswerSpace, DPFreeFormRunnable, check_space, memory_of, models_of
 from langchain_dpicl.participants import Question
-from langchain_dpicl.privacy._validate import check_choice, check_int
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.querying import Exhausted
-from langchain_dpicl.retrieval import RetrievalRunnable, examples_of
-from langchain_dpicl.retrieval_planning import plan_retrieval
+from langchain_dpicl.retrieval import RetrievalRunnable
+from langchain_dpicl.retrieval_planning import RetrievalPlan, plan_retrieval
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import ReleaseMemo
@@ -57,6 +66,8 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
       - As `DPRetrievalVotingRunnable`: (epsilon, delta)-DP for one unit under add_remove, paid once, for any number of
         adaptively chosen queries; no balance and no number of participants is shown.
       - Candidates and keywords come from public calls, which see no private document.
+      - Where nothing stands out of the noise the answer is `abstain_answer`, and the public model is not asked. Of the
+        queries that nobody takes part in, one of twenty (at most) is answered as if somebody had.
       - A release whose answer could not be written is kept for its tenant: asking again is free.
 
     Build it with `from_documents` or `from_private_examples`. Input: as of `DPFreeFormRunnable`.
@@ -116,6 +127,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         prefix: str = "",
         suffix: str | None = None,
         example_separator: str = "\n\n",
+        abstain_answer: str = "abstain",
         on_exhausted: Exhausted = "raise",
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
@@ -161,6 +173,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
           prefix: template before the documents.
           suffix: template of the query, behind the documents; the answer is what follows.
           example_separator: stands between the parts.
+          abstain_answer: the answer where nothing stands out of the noise; none of the candidates.
           on_exhausted: after `max_queries`: "raise", or "zero_shot": the public model's own answer.
           memo_size: answers remembered per tenant and told again, which debits nobody; 0: none.
           memo: where answers outlive the process; see `DPFreeFormRunnable`.
@@ -212,12 +225,12 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
             noise_multiplier=noise_multiplier,
             partition=private.dataset_id,
         )
-        if isinstance(space, NoisyKeywordSpace):
-            space.floor = plan.noise_floor
+        _set_floor(space, plan, _checked_abstention(abstain_answer, public.fixed or ()))
         held = checked_balances(balances, private=private, budget=spender, component=component)
-        texts = SimilarTexts(embeddings, threshold=similarity_threshold, most=documents_per_row)
+        texts = SimilarTexts(embeddings, threshold=similarity_threshold, most=checked_most(private, documents_per_row))
         said = {"answers": aggregation, "writer": public.name, "candidates_are": public.kind, "space": space.to_dict()}
         asked = {"num_candidates": num_candidates, "max_tokens": max_tokens, "stop": list(ends["stop"])}
+        asked["abstain_answer"] = abstain_answer
         seen: dict[str, Any] = {**plan.to_dict(), **wording.to_dict(), **said, **asked, **texts.to_dict()}
         called = component if component is not None else spender.fresh_name("retrieval")
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=seen)
@@ -251,7 +264,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
     @override
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
         """Embeds the query and asks for candidates, and so whether everybody whom the release needs is there."""
-        direction = yield self.filter.texts.ask_public(text_of_query(self.wording, query))
+        direction = yield self.filter.texts.ask_public(compared_text(self.wording, query))
         asked = yield from super()._prepared(query, config)
         return dataclasses.replace(asked, direction=direction)
 
@@ -273,6 +286,22 @@ def _check_public(wording: TaskWording, count: int, *, is_embedded: bool, on_exh
     check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
     check_int("num_candidates", count, low=2 if is_embedded else 1)
     text_of_query(wording, ("",) * len(wording.input_variables))
+
+
+def _checked_abstention(answer: Any, candidates: tuple[str, ...]) -> str:
+    """Returns the text for no answer, or refuses what is none or could be an answer."""
+    if not isinstance(answer, str) or not answer.strip() or answer.strip() in candidates:
+        raise fail("abstain_answer", "a text that is none of the candidates", answer)
+    return answer
+
+
+def _set_floor(space: EmbeddingSpace | NoisyKeywordSpace, plan: RetrievalPlan, answer: str) -> None:
+    """Tells a space what noise alone reaches, and what to answer below that."""
+    space.abstain_answer = answer
+    if isinstance(space, NoisyKeywordSpace):
+        space.floor = plan.noise_floor
+    else:
+        space.floor_of = plan.noise_floor_along
 
 
 def _public_side(llm: Any, writer: Any, candidates: Any, *, count: int, ends: dict[str, Any]) -> PublicSide:

@@ -70,6 +70,13 @@ class RetrievalPlan:
         """Votes that noise alone reaches on some coordinate in one of twenty queries."""
         return self.noise_stddev * NormalDist().inv_cdf((1.0 - ALONE) ** (1.0 / self.width))
 
+    def noise_floor_along(self, count: int) -> float:
+        """Returns how far noise alone goes along any of `count` directions in at most one of twenty queries.
+
+        Along each it is one normal number; Bonferroni for all of them, however they lie to each other.
+        """
+        return self.noise_stddev * -NormalDist().inv_cdf(ALONE / check_int("count", count, low=1))
+
     @property
     def implementation_delta(self) -> float:
         """Declared gap between ideal and drawn noise over all answers."""

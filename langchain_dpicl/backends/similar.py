@@ -7,8 +7,7 @@ other units, nothing is searched approximately. Private texts reach the embeddin
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeAlias
@@ -17,6 +16,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
+from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
@@ -31,10 +31,10 @@ Named: TypeAlias = list[tuple[bytes, ...]]
 Near: TypeAlias = tuple[int, ...]
 """Places of the texts of one unit that are near, the most similar first; none: the unit does not take part."""
 
-_UNIT = 2.0**40
-"""The product of two directions at no angle: similarity 1."""
 _BLOCK = 2048
 """Texts that are compared at a time."""
+_EMBEDDED = 128
+"""Texts that are embedded at a time, public: who is stopped in between keeps what came before."""
 _SEARCHES = ("similarity_search", "get_relevant_documents", "compress_documents", "max_marginal_relevance_search")
 """What vector stores, retrievers, rerankers and compressors do and embeddings do not."""
 
@@ -52,9 +52,10 @@ class SimilarTexts:
     Formal guarantees:
       - What is found of unit i is computed from the texts of unit i, the query, the threshold and public settings
         alone, to the last bit: directions are whole numbers, and their products add exactly, whatever else is compared.
+        A text that is the query itself is at similarity 1.
       - A text is embedded when it is first asked about, by a call of its own, and again only where that failed. Its
-        direction is kept, in memory and in a box, as long as a unit has the text. The text itself is not kept: a
-        direction is found by a keyed hash of it.
+        direction is kept, in memory and in a box, as long as a unit has the text; also where a stop or a cancellation
+        ends the query, but for the last few. The text itself is not kept: a direction is found by a keyed hash of it.
       - A text that is blank, or whose embedding fails or is zeros, is near nothing. The content of a text raises
         nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
 
@@ -86,7 +87,6 @@ class SimilarTexts:
         self.most = whole("documents_per_row", most)
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self._key = Hidden(secrets.token_hex(32).encode())
-        self._lock = threading.Lock()
         self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
 
     def ask_public(self, text: str) -> Ask:
@@ -96,12 +96,12 @@ class SimilarTexts:
         """
         return _AskDirection(self.embeddings, text)
 
-    def ask(self, units: Sequence[Texts], query: NDArray[np.float64]) -> Ask:
+    def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Ask:
         """Returns the ask for who is near; its answer is a `Boxed` list of `Near`, one for each of these PRIVATE units.
 
         Args:
           units: the texts of each unit.
-          query: what `ask_public` answered.
+          query: what `ask_public` answered; None: texts are embedded, and none is near.
         """
         return _AskNear(self, tuple(Hidden(unit) for unit in units), query)
 
@@ -109,21 +109,23 @@ class SimilarTexts:
         """Drops the directions of all private texts."""
         self._held = Hidden({})
 
-    def near(self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64], *, is_all: bool = True) -> list[Near]:
+    def near(
+        self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
+    ) -> list[Near]:
         """Returns who is near; the private frame, to be called below `guarded`. `is_all`: no other unit has texts."""
         named, texts = self._named(units)
-        new = self._new(texts)
-        vectors = self.embeddings.rows(list(new.values())) if new else np.zeros((0, 0))
-        return self._compared(named, query, self._known(texts, tuple(new), vectors, is_all=is_all))
+        for new in self._new(texts):
+            self._note(new, self.embeddings.rows(list(new.values())))
+        return self._compared(named, query, self._known(texts, is_all=is_all))
 
     async def anear(
-        self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64], *, is_all: bool = True
+        self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Is `near`, awaitable."""
-        named, texts = self._named(units)
-        new = self._new(texts)
-        vectors = await self.embeddings.arows(list(new.values())) if new else np.zeros((0, 0))
-        return self._compared(named, query, self._known(texts, tuple(new), vectors, is_all=is_all))
+        """Is `near`, awaitable; what takes long is done in threads."""
+        named, texts = await aside(lambda: self._named(units))
+        for new in self._new(texts):
+            self._note(new, await self.embeddings.arows(list(new.values())))
+        return await aside(lambda: self._compared(named, query, self._known(texts, is_all=is_all)))
 
     def _named(self, units: Sequence[Hidden[Texts]]) -> tuple[Named, dict[bytes, str]]:
         """Returns the names of each unit's texts, and every text that is not blank by its name."""
@@ -134,34 +136,41 @@ class SimilarTexts:
     def _name(self, text: str) -> bytes:
         return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
-    def _new(self, texts: Mapping[bytes, str]) -> dict[bytes, Hidden[str]]:
+    def _new(self, texts: Mapping[bytes, str]) -> Iterator[dict[bytes, Hidden[str]]]:
+        """Yields the texts whose directions are not known, some at a time."""
         held = self._held.reveal()
-        return {name: Hidden(text) for name, text in texts.items() if name not in held}
+        new = [name for name in texts if name not in held]
+        for first in range(0, len(new), _EMBEDDED):
+            yield {name: Hidden(texts[name]) for name in new[first : first + _EMBEDDED]}
 
-    def _known(
-        self, texts: Mapping[bytes, str], new: Sequence[bytes], vectors: Rows, *, is_all: bool
-    ) -> dict[bytes, NDArray[np.float32]]:
-        """Notes new directions, forgets those of texts that no unit has any more, and returns the rest."""
+    def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
+        """Notes new directions, as soon as they are known."""
         found = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
-        kept = {name: row.astype(np.float32) for name, row in found.items() if row.any()}
-        with self._lock:
-            known = {**self._held.reveal(), **kept}
-            if is_all:
-                known = {name: known[name] for name in texts if name in known}
-            self._held = Hidden(known)
+        self._held.reveal().update({name: row.astype(np.float32) for name, row in found.items() if row.any()})
+
+    def _known(self, texts: Mapping[bytes, str], *, is_all: bool) -> dict[bytes, NDArray[np.float32]]:
+        """Returns the directions of these texts, and forgets those of texts that no unit has any more."""
+        held = self._held.reveal()
+        found = {name: held.get(name) for name in texts}
+        known = {name: row for name, row in found.items() if row is not None}
+        if is_all:
+            self._held = Hidden(dict(known))
         return known
 
     def _compared(
-        self, named: Named, query: NDArray[np.float64], held: Mapping[bytes, NDArray[np.float32]]
+        self, named: Named, query: NDArray[np.float64] | None, held: Mapping[bytes, NDArray[np.float32]]
     ) -> list[Near]:
         """Returns of each unit its near texts; every product is exact, so none depends on the block it is in."""
+        if query is None or not query.any():
+            return [()] * len(named)
         owners = [
             (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in held
         ]
         found: list[list[tuple[float, int]]] = [[] for _ in named]
         for first in range(0, len(owners), _BLOCK):
             block = owners[first : first + _BLOCK]
-            similar = np.array([held[name] for _, _, name in block], dtype=np.float64) @ query / _UNIT
+            rows = np.array([held[name] for _, _, name in block], dtype=np.float64)
+            similar = rows @ query / np.sqrt(np.einsum("ij,ij->i", rows, rows) * (query @ query))
             for (place, number, _), value in zip(block, similar.tolist(), strict=True):
                 if value >= self.threshold:
                     found[place].append((-value, number))
@@ -200,19 +209,24 @@ class _AskDirection:
         return direction_of((await self.embeddings.apublic([self.text]))[0])
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
+@dataclass(slots=True, repr=False, eq=False)
 class _AskNear:
-    """Asks who is near; everything private happens below `guarded`, so a stop finds boxes only."""
+    """Asks who is near, once; everything private happens below `guarded`, so a stop finds empty boxes only."""
 
     source: SimilarTexts
     units: tuple[Hidden[Texts], ...]
-    query: NDArray[np.float64]
+    query: NDArray[np.float64] | None
+    is_answered: bool = False
 
     def run(self) -> Boxed:
         """Answers, blocking."""
-        found = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
-        if found is None:  # then unit by unit, so that a fault stays with its own unit
-            found = _joined([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        self._once()
+        try:
+            found = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
+            if found is None:  # then unit by unit, so that a fault stays with its own unit
+                found = _joined([guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
+        finally:
+            self.units = ()
         return found
 
     async def arun(self) -> Boxed:
@@ -221,16 +235,26 @@ class _AskNear:
         async def boxed() -> Boxed:
             return Boxed(await self.source.anear(self.units, self.query))
 
-        found = await aguarded(boxed)
-        if found is None:
-            found = _joined([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        self._once()
+        try:
+            found = await aguarded(boxed)
+            if found is None:
+                found = _joined([await aguarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
+        finally:
+            self.units = ()
         return found
 
-    def _one(self, unit: Hidden[Texts]) -> Boxed:
-        return Boxed(self.source.near((unit,), self.query, is_all=False))
+    def _once(self) -> None:
+        """A second answer would find nobody, as if every unit were gone."""
+        if self.is_answered:
+            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+        self.is_answered = True
 
-    async def _aone(self, unit: Hidden[Texts]) -> Boxed:
-        return Boxed(await self.source.anear((unit,), self.query, is_all=False))
+    def _one(self, place: int) -> Boxed:
+        return Boxed(self.source.near((self.units[place],), self.query, is_all=False))
+
+    async def _aone(self, place: int) -> Boxed:
+        return Boxed(await self.source.anear((self.units[place],), self.query, is_all=False))
 
 
 def _joined(found: Sequence[Boxed | None]) -> Boxed:

@@ -202,6 +202,13 @@ class Balances(Protocol):
           settled: releases that the ledger knows to have been debited.
         """
 
+    def confirm(self, settled: int) -> None:
+        """Refuses where other balances than these have let somebody in for the same filter.
+
+        Args:
+          settled: releases that the ledger knows to have been debited, that of who asks included.
+        """
+
 
 @final
 class MemoryBalances(Opaque):
@@ -245,6 +252,9 @@ class MemoryBalances(Opaque):
             del units  # an error that escapes shows this frame
             raise LedgerError("balances: expected the process that made them, found a fork. Build the component anew.")
         return self._debit(units)
+
+    def confirm(self, settled: int) -> None:
+        """Does nothing: nobody else can have debited, as the ticket burnt for these."""
 
     def __repr__(self) -> str:
         return "MemoryBalances(<private>)"

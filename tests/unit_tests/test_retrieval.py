@@ -30,7 +30,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     RecordError,
 )
-from langchain_dpicl.participants import Participants
+from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
@@ -557,7 +557,8 @@ def test_a_ticket_that_is_no_querys_is_refused() -> None:
 
 def test_balances_in_memory_are_never_opened_without_the_ticket_that_pays_for_them() -> None:
     made = voter(examples(*records("cough", "yes", 1)))
-    given: dict[str, Any] = {"plan": made.plan.release, "texts": made.filter.texts, "ledger_id": made.budget.ledger_id}
+    payer = Payer(made.budget.ledger_id, made.share.component, made.private.dataset_id)
+    given: dict[str, Any] = {"plan": made.plan.release, "texts": made.filter.texts, "payer": payer}
     with pytest.raises(PrivacyBudgetError, match="balances of this process"):
         open_participants(made.private, None, balances=MemoryBalances(2), **given)
     wrong = made.share.reserve("query")

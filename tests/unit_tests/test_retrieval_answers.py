@@ -9,10 +9,14 @@ import pytest
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda
+from scipy import stats
 
 from langchain_dpicl import DPRetrievalFreeFormRunnable, PrivacyBudgetCallbackHandler
+from langchain_dpicl._answer_spaces import NoisyKeywordSpace
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE
 from tests.contracts.front_room import remember_prices, shown_by
@@ -63,7 +67,10 @@ def helper(*listed: Any, **options: Any) -> DPRetrievalFreeFormRunnable:
         **options,
     }
     given.setdefault("budget", house())
-    return DPRetrievalFreeFormRunnable.from_private_examples(examples(*listed), **given)
+    made = DPRetrievalFreeFormRunnable.from_private_examples(examples(*listed), **given)
+    if isinstance(made.space, NoisyKeywordSpace) and made.plan.noise_multiplier == 0.01:
+        made.space.floor = 0.1  # seven deviations: noise alone reaches it on three words once in 10^12 answers
+    return made
 
 
 def test_the_keywords_of_those_near_are_told_and_written_from_until_they_are_exhausted() -> None:
@@ -71,7 +78,8 @@ def test_the_keywords_of_those_near_are_told_and_written_from_until_they_are_exh
     told = [made.invoke(f"cough {place}") for place in range(3)]
     assert [set(each.keywords) for each in told] == [{"syrup", "rest"}] * 2 + [set()]
     assert made.invoke("fever").keywords == ("tablets",)
-    assert {each.answer for each in told} == {"written in public"}
+    assert [each.answer for each in told] == ["written in public", "written in public", "abstain"]
+    assert [each.abstained for each in told] == [False, False, True]
     assert made.share.remaining(FILTER_TEMPLATE) == 0
     assert isinstance(made.plan.release.aggregation, VoteVectorSum)
 
@@ -87,6 +95,56 @@ def test_the_nearest_candidate_to_the_noisy_sum_is_the_answer() -> None:
     assert made.invoke("cough").answer == "syrup and rest"
     assert isinstance(made.plan.release.aggregation, UnitVectorSum)
     assert made.plan.release.sensitivity.l2 == 2.0
+
+
+def test_nobody_is_asked_to_write_from_nothing() -> None:
+    prompts: list[str] = []
+
+    def writes(prompt: Any) -> str:
+        prompts.append(prompt.to_string() if hasattr(prompt, "to_string") else str(prompt))
+        return "made up"
+
+    made = helper(candidates_llm=RunnableLambda(writes), abstain_answer="nothing is known", memo_size=9)
+    for _ in range(2):
+        told = made.invoke("cough")
+        assert (told.answer, told.keywords, told.abstained) == ("nothing is known", (), True)
+    assert len(prompts) == 1  # the zero-shot answer, before anybody was debited
+    assert "Words that good answers" not in prompts[0]
+
+
+def test_of_the_answers_that_nobody_gave_most_are_none() -> None:
+    """Of 300 queries that nobody takes part in at most one of twenty is answered; binomial, false alarm 1e-6."""
+    given: dict[str, Any] = {"answer_embeddings": WordEmbeddings(), "keyword_domain": None, "noise_multiplier": 1.0}
+    candidates = ["tablets, please", "syrup and rest", "rest"]
+    made = helper(aggregation="embedding", candidates=candidates, **given)
+    found = made.batch([f"cough {place}" for place in range(300)])
+    answered = sum(not each.abstained for each in found)
+    assert {each.answer for each in found if each.abstained} == {"abstain"}
+    assert {each.answer for each in found if not each.abstained} <= set(candidates)
+    assert stats.binomtest(answered, 300, 0.05, alternative="greater").pvalue > 1e-6
+    assert answered < 300
+    words = helper(noise_multiplier=1.0).batch([f"cough {place}" for place in range(300)])
+    assert stats.binomtest(sum(not each.abstained for each in words), 300, 0.05).pvalue > 1e-6
+
+
+def test_the_floor_along_directions_is_what_noise_reaches_in_one_of_twenty_queries() -> None:
+    """Second source: the normal law of the noise along one direction, and orthogonal ones of which each may pass."""
+    plan = helper().plan
+    for count in (1, 2, 20):
+        one = stats.norm.sf(plan.noise_floor_along(count), scale=plan.noise_stddev)
+        assert one * count == pytest.approx(0.05, rel=1e-9)
+        assert 1.0 - (1.0 - one) ** count <= 0.05 + 1e-12
+
+
+def test_an_abstention_is_told_again_by_another_process(tmp_path: Path) -> None:
+    place, limits = tmp_path / "ledger.db", {"epsilon": 1e8, "delta": 1e-4}
+    given: dict[str, Any] = {"component": "notes", "memo": tmp_path / "memo.db", "memo_size": 9}
+    given["balances"] = tmp_path / "balances.db"
+    first = helper(budget=PrivacyBudgetCallbackHandler.create(place, **limits), **given)
+    assert first.invoke("cough").abstained
+    ledger._IDENTITIES.clear()
+    again = helper(budget=PrivacyBudgetCallbackHandler.open(place), **given).invoke("cough")
+    assert (again.answer, again.abstained, again.receipt.source) == ("abstain", True, "memo")
 
 
 def test_what_was_released_is_owed_until_it_is_written() -> None:
@@ -146,6 +204,8 @@ def test_it_is_built_on_documents_with_balances_in_a_file(tmp_path: Path) -> Non
         ({"num_keywords": 9}, "keywords"),
         ({"participations": -1}, "participations"),
         ({"budget": "none"}, "budget"),
+        ({"abstain_answer": " "}, "abstain_answer"),
+        ({"documents_per_row": 2}, "documents_per_row"),
     ],
 )
 def test_public_faults_are_refused(options: dict[str, Any], says: str) -> None:

@@ -1,0 +1,150 @@
+"""Balances in a file: whose they are, what a reader holds up, and that a debit stands whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.exceptions import (
+    LedgerError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+    PrivacyBudgetMismatchError,
+)
+from langchain_dpicl.stores.balances import SQLiteBalances
+
+pytestmark = pytest.mark.traced
+
+TERMS = {"participations": 2, "of": "a"}
+
+
+def taken(path: Path, **options: Any) -> SQLiteBalances:
+    balances = SQLiteBalances(path, **options)
+    balances.take_up(TERMS, lambda: {"entry": 1})
+    return balances
+
+
+@contextlib.contextmanager
+def reader(path: Path, *, seconds: float | None = None) -> Iterator[None]:
+    """Holds a reader's lock, as a backup does; for so long, or as long as the block."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN")
+    connection.execute("SELECT * FROM filter").fetchall()
+    timer = threading.Timer(seconds or 60.0, connection.close)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel() if seconds is None else timer.join()
+        connection.close()
+
+
+def counted(path: Path) -> tuple[int, list[int]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (releases,) = connection.execute("SELECT releases FROM filter").fetchone()
+        return releases, [count for (count,) in connection.execute("SELECT count FROM taken")]
+
+
+def test_a_reader_makes_nobody_pay_twice(tmp_path: Path) -> None:
+    path, bought = tmp_path / "balances.db", []
+    balances = SQLiteBalances(path)
+    with reader(path, seconds=0.15):
+        found = balances.take_up(TERMS, lambda: bought.append(1) or {"entry": 1})  # type: ignore[func-returns-value]
+    assert found == ({"entry": 1}, True)
+    assert bought == [1]
+    assert SQLiteBalances(path).paid_by(TERMS) == {"entry": 1}
+
+
+def test_a_reader_that_does_not_go_is_told_before_anything_is_paid_or_debited(tmp_path: Path) -> None:
+    path = tmp_path / "balances.db"
+    balances = SQLiteBalances(path, timeout=0.1)
+    with reader(path), pytest.raises(LedgerUnavailableError, match="Nobody is let in"):
+        balances.take_up(TERMS, pytest.fail)
+    assert balances.paid_by(TERMS) is None
+    balances.take_up(TERMS, lambda: {"entry": 1})
+    with reader(path), pytest.raises(LedgerUnavailableError):
+        balances.debit(["anna"], 0)
+    assert counted(path) == (0, [])
+
+
+def test_a_debit_that_waited_for_a_reader_counts_once(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    with reader(balances.path, seconds=0.15):
+        assert balances.debit(["anna", "bo"], 0) == [True, True]
+    assert counted(balances.path) == (1, [1, 1])
+
+
+def test_another_filters_file_in_its_place_is_not_written_to(tmp_path: Path) -> None:
+    mine = taken(tmp_path / "mine.db")
+    other = SQLiteBalances(tmp_path / "other.db")
+    other.take_up({"participations": 1_000, "of": "b"}, lambda: {"entry": 2})
+    other.debit(["anna"], 0)
+    mine.path.write_bytes(other.path.read_bytes())
+    for writes in (lambda: mine.debit(["anna"], 0), lambda: mine.confirm(0), lambda: mine.paid_by(TERMS)):
+        with pytest.raises(PrivacyBudgetMismatchError, match="another's"):
+            writes()
+    assert counted(mine.path) == (1, [1])
+
+
+def test_a_file_whose_number_was_changed_by_hand_lets_nobody_in(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    with contextlib.closing(sqlite3.connect(balances.path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER filter_grow")
+        connection.execute("UPDATE filter SET most = 99")
+    with pytest.raises(PrivacyBudgetMismatchError):
+        balances.debit(["anna"], 0)
+
+
+def test_only_what_was_taken_up_is_debited(tmp_path: Path) -> None:
+    taken(tmp_path / "balances.db")
+    again = SQLiteBalances(tmp_path / "balances.db")
+    with pytest.raises(LedgerError, match="none that was paid for"):
+        again.debit(["anna"], 0)
+    assert again.paid_by(TERMS) == {"entry": 1}
+    assert again.debit(["anna"], 0) == [True]
+    with pytest.raises(PrivacyBudgetMismatchError):
+        again.paid_by({**TERMS, "of": "b"})
+    assert again.timeout == 60.0
+
+
+def test_balances_that_know_of_fewer_releases_than_the_ledger_are_told_after_a_debit_too(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    balances.debit(["anna"], 0)
+    balances.confirm(1)
+    with pytest.raises(LedgerRollbackError, match="two copies go on"):
+        balances.confirm(2)
+
+
+def test_nothing_in_the_file_goes_back(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    balances.debit(["anna"], 0)
+    with contextlib.closing(sqlite3.connect(balances.path, isolation_level=None)) as connection:
+        for goes_back in (
+            "UPDATE taken SET count = 0",
+            "UPDATE taken SET unit = x'00'",
+            "DELETE FROM taken",
+            "DELETE FROM filter",
+            "UPDATE filter SET releases = 0",
+            "UPDATE filter SET secret = ''",
+        ):
+            with pytest.raises(sqlite3.IntegrityError):
+                connection.execute(goes_back)
+    assert balances.debit(["anna"], 1) == [True]
+    assert balances.debit(["anna"], 2) == [False]
+
+
+def test_debits_and_the_count_of_releases_stand_together_or_not_at_all(tmp_path: Path) -> None:
+    balances = taken(tmp_path / "balances.db")
+    with contextlib.closing(sqlite3.connect(balances.path, isolation_level=None)) as connection:
+        connection.execute("CREATE TRIGGER full BEFORE UPDATE ON filter BEGIN SELECT RAISE(ABORT, 'full'); END")
+        with pytest.raises(LedgerError):
+            balances.debit(["anna", "bo"], 0)
+        assert counted(balances.path) == (0, [])
+        connection.execute("DROP TRIGGER full")
+    assert balances.debit(["anna"], 0) == [True]
