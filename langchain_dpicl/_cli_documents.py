@@ -104,6 +104,7 @@ def documented(
         say(_plan_text(_planned(arguments)))
         return 0
     check_out(arguments.out, arguments.file)
+    _check_kept(arguments)
     made, budget = _synthesizer(arguments)
     if not arguments.quiet:
         say(_plan_text(made.plan))
@@ -140,6 +141,13 @@ def _vocabulary(arguments: argparse.Namespace) -> tuple[str, ...]:
         return tuple(_public_lines(arguments.vocabulary, arguments.file))
     texts = None if arguments.public_texts is None else _public_lines(arguments.public_texts, arguments.file)
     return public_vocabulary(texts, size=arguments.vocabulary_size)
+
+
+def _check_kept(arguments: argparse.Namespace) -> None:
+    """Refuses to write over the public words."""
+    for path in (arguments.vocabulary, arguments.public_texts):
+        if path is not None and path.exists() and arguments.out.exists() and path.samefile(arguments.out):
+            raise ConfigurationError(f"--out: expected another file than that of the public words, found {path}.")
 
 
 def _public_lines(path: Path, records: Path) -> list[str]:

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.value_counts import CountPlan
 
 
@@ -69,6 +71,7 @@ def declare_share(
     """
     check_name("component", component)
     private.check_delta(budget.delta)
+    _check_sizes_known(private, plan)
     budget.check_fits(component, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
     budget.bind(private)
     if isinstance(plan.release, ReleasePlan):
@@ -82,6 +85,21 @@ def declare_share(
         implementation_delta=plan.implementation_delta,
         public=public,
     )
+
+
+def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:
+    """Refuses a sample of fixed size from one label of units that were split anew: one may be in no label's branch.
+
+    So a unit that is replaced may leave the label, also where there is only one, and no label has a known size.
+
+    Raises:
+      ConfigurationError: it is such a sample.
+    """
+    origin, release = private.declaration.get("redeclared"), plan.release
+    is_fixed = isinstance(release, ReleasePlan) and isinstance(release.sampler, BalancedSlots | PartitionedSlots)
+    if is_fixed and origin and origin["fold_case"] is not None and any(each.label for each in plan.tickets()):
+        advice = "How many units have a label that was declared later is private."
+        raise fail("sampling", "'poisson' or 'disjoint' for texts of one label", "a fixed size", advice)
 
 
 def share_of_delta(budget: Budget, *, epsilon: float | None, delta: float | None) -> float:

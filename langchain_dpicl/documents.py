@@ -29,7 +29,7 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.shares import Reservation, Uncopyable
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.value_counts import Count
 from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id
@@ -96,13 +96,14 @@ class DocumentSynthesizer(Uncopyable):
         self._lock = threading.Lock()
         self._topics: tuple[Count, ...] | None = None
         self._chosen: tuple[Count, ...] | None = None
+        self._uncommitted: Reservation | None = None
         self._counts: dict[str, int] = {}
         self._writer = TopicWriter(
             private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
         )
         found = None if checkpoint is None else checkpoint.read()
         if found is not None:
-            self._name(found[0], found[1])
+            self._name(self._checked(found[0]), found[1])
 
     @classmethod
     @tells_refusals(SYNTHESIZER)
@@ -338,6 +339,7 @@ class DocumentSynthesizer(Uncopyable):
                 return
             if self._chosen is None:
                 self._release_histogram(events)
+            self._commit_histogram()
             self._name(self._chosen or (), None)
 
     def _release_histogram(self, events: RunEvents) -> None:
@@ -346,11 +348,18 @@ class DocumentSynthesizer(Uncopyable):
         try:
             counts = release_counts(self._private, ticket, plan=self.plan.topics)
             self._counts, self._chosen = dict(counts), chosen_topics(counts, self.plan)
-            if self._checkpoint is not None:
-                self._checkpoint.save(self._chosen, ())
-            ticket.commit()
+            self._uncommitted = ticket
         finally:
             events.tickets -= ticket.give_back()  # only what never burnt
+
+    def _commit_histogram(self) -> None:
+        """Commits the ticket once the topics are in the file; where they could not be written, the next run tries."""
+        if self._uncommitted is None:
+            return
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._chosen or (), ())
+        self._uncommitted.commit()
+        self._uncommitted = None
 
     def _name(self, topics: tuple[Count, ...], texts: Sequence[SyntheticText] | None) -> None:
         """Splits the units by topics, on this ledger for ever, and tells the writer."""
@@ -362,6 +371,15 @@ class DocumentSynthesizer(Uncopyable):
         by_place = dict(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
         self._writer.take(by_place, texts)
         self._topics = topics
+
+    def _checked(self, topics: tuple[Count, ...]) -> tuple[Count, ...]:
+        """Refuses topics of a file that the paid histogram cannot have released."""
+        known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
+        if not all(topic in known and count >= least for topic, count in topics):
+            raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
+        if self._share.remaining(TOPIC_TEMPLATE):
+            raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
+        return topics
 
     def _keep_texts(self) -> None:
         if self._checkpoint is not None:

@@ -27,7 +27,7 @@ from langchain_dpicl.privacy._validate import (
     fail,
 )
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.events import Event, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
 from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
@@ -196,7 +196,7 @@ def plan_documents(
       topic_size: declared number of units of a topic, for sampling rates; None: `public_size` spread evenly.
       noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
       mechanism: how a token is released; see `plan_generation`.
-      design: shape of rows; by default `RowDesign.choose()`.
+      design: shape of rows, with samples of no fixed size; by default `RowDesign.choose()`.
       redraw_every: tokens per secret sample.
       documents_per_topic: texts of each topic; their costs compose.
       max_tokens: cap of a text.
@@ -234,7 +234,7 @@ def plan_documents(
         adjacency=adjacency,
         noise_multiplier=None if kind.fixes_noise else 1.0 if noise_multiplier is None else noise_multiplier,
         mechanism=kind,
-        design=design,
+        design=_drawn_by_coins(design),
         redraw_every=redraw_every,
         shots_per_label=documents_per_topic,
         segments=(Segment("text", max_tokens),),
@@ -243,6 +243,20 @@ def plan_documents(
     )
     draft = DocumentsPlan(topics, generation, least_units, partition, 0.0, delta)
     return _priced(draft, epsilon, calibrates=noise_multiplier is None and not kind.fixes_noise)
+
+
+def _drawn_by_coins(design: RowDesign | None) -> RowDesign:
+    """Returns a shape of rows whose samples ask for no number of units: how many a topic has is private.
+
+    Raises:
+      ConfigurationError: its samples have a fixed size. A unit that is replaced may leave its topic, also where there
+        is one topic only, and a sample of fixed size is not what it was for a topic of one unit less.
+    """
+    shape = RowDesign.choose() if design is None else design
+    if shape.sampling not in BY_COINS:
+        advice = "A unit that is replaced may leave its topic, so no topic has a known size."
+        raise fail("sampling", f"one of {sorted(BY_COINS)}", shape.sampling, advice)
+    return shape
 
 
 def _histogram(

@@ -141,6 +141,8 @@ class SyntheticDocuments:
     def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
         """Indexes the documents in a vector store, under ids that stay the same, so that doing so twice adds none.
 
+        What the store holds already is not added again; one that cannot be asked (`get_by_ids`) is given everything.
+
         Args:
           store: any LangChain vector store, made with embeddings of its own; None: one in memory.
           embedding: embeddings of the store in memory; None: `LocalEmbeddings`, which need no network.
@@ -149,8 +151,12 @@ class SyntheticDocuments:
           ConfigurationError: both are given, or `store` is no vector store.
         """
         store = _checked(store, embedding)
-        documents = self.documents
-        if documents:
+        ids = [str(document.id) for document in self.documents]
+        try:
+            held = store.get_by_ids(ids)
+        except NotImplementedError:  # a store that cannot be asked
+            held = []
+        if documents := _missing(self.documents, held):
             store.add_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
@@ -159,8 +165,12 @@ class SyntheticDocuments:
     ) -> VectorStore:
         """Is `to_vector_store`, awaitable."""
         store = _checked(store, embedding)
-        documents = self.documents
-        if documents:
+        ids = [str(document.id) for document in self.documents]
+        try:
+            held = await store.aget_by_ids(ids)
+        except NotImplementedError:  # a store that cannot be asked
+            held = []
+        if documents := _missing(self.documents, held):
             await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
@@ -260,6 +270,12 @@ def _listed(name: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise fail(name, "a sequence", type(values).__name__)
     return tuple(values)
+
+
+def _missing(documents: Sequence[Document], held: Sequence[Document]) -> list[Document]:
+    """Returns what a store does not hold: some take an id once only, and raise the second time."""
+    known = {document.id for document in held}
+    return [document for document in documents if document.id not in known]
 
 
 def _checked(store: Any, embedding: Any) -> VectorStore:

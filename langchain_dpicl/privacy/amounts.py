@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from langchain_dpicl.privacy._validate import fail
 
 MAX_NAME_LENGTH = 200
+PRINTABLE = f"a printable string of 1 to {MAX_NAME_LENGTH} characters"
+"""What a public name is, in words."""
 
 Amount: TypeAlias = Fraction | int
 """An exact amount; whole ones are kept as `int`, which adds and compares faster."""
@@ -50,10 +52,14 @@ def effective_delta(delta: float, implementation_delta: float) -> float:
 
 def check_name(name: str, value: Any) -> str:
     """Returns a public name: printable, not empty, at most 200 characters."""
-    ok = isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
-    if not ok:
-        raise fail(name, f"a printable string of 1 to {MAX_NAME_LENGTH} characters", value)
+    if not is_name(value):
+        raise fail(name, PRINTABLE, value)
     return str(value)
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be a public name."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME_LENGTH and value.isprintable()
 
 
 def is_written(text: str) -> bool:

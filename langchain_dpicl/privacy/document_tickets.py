@@ -10,6 +10,8 @@ from langchain_dpicl.privacy._validate import check_int
 TOPIC_TEMPLATE = "topics: one noisy histogram of keywords"
 """The ticket template of the histogram."""
 MOST_TOPICS = 1000
+BY_COINS = frozenset({"poisson", "disjoint"})
+"""Samplings of texts that need no number of units: that of a topic is private, under both adjacencies."""
 
 
 def places(num_topics: int) -> tuple[str, ...]:

@@ -30,7 +30,16 @@ from langchain_dpicl.privacy.report_deltas import (
 from langchain_dpicl.privacy.report_markdown import markdown_of
 from langchain_dpicl.privacy.report_text import text_of
 from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, own_version, package_versions, words_of
-from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE, UNREADABLE, Book, own_cost, same, shown_problems, why
+from langchain_dpicl.privacy.shown import (
+    RECOMPUTE_TOLERANCE,
+    UNREADABLE,
+    Book,
+    origin_problems,
+    own_cost,
+    same,
+    shown_problems,
+    why,
+)
 from langchain_dpicl.privacy.shown_counts import count_problems, released_count_problems
 from langchain_dpicl.privacy.shown_documents import document_problems, released_document_problems
 from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
@@ -318,6 +327,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
         datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
         book = Book(adjacency, datasets, data["version"] == own_version())
         problems.extend(_delta_problems(data, datasets))
+        problems.extend(origin_problems(datasets))
         for item in data["shares"]:
             terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
             cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)

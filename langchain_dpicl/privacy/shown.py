@@ -121,6 +121,8 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
     yield from _design_problems(component)
     if shown.get("sampling") == "fixed" and book.adjacency != "replace_one":
         yield f"shows a sample of fixed size under {book.adjacency!r}, for which there is no theorem"
+    if shown.get("sampling") in {"fixed", "partition"} and _hides_sizes(component, set(by_label), book):
+        yield "shows a sample of fixed size of labels whose sizes are private: a unit that is replaced may leave one"
     twice = 2 if book.adjacency == "replace_one" and len(by_label) > 1 else 1
     gap = mechanism.implementation_delta(shown["candidates"]) + SecureRandom.implementation_delta("binomial")
     if not same(component.implementation_delta, twice * (releases * gap)):
@@ -129,6 +131,27 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
         yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
     if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
         yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def _hides_sizes(component: Component, labels: set[str | None], book: Book) -> bool:
+    """Whether a unit may leave what is sampled from: one of several labels, or one that split the units later."""
+    declared = book.datasets.get(component.partition or "")
+    is_split_anew = declared is not None and declared.origin is not None and declared.origin[1] is not None
+    return len(labels) > 1 or (is_split_anew and labels != {None})
+
+
+def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
+    """Compares what is declared again with the first declaration of the same units, where the report has it.
+
+    Args:
+      datasets: declarations by `dataset_id`.
+    """
+    kept = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
+    for name, declared in datasets.items():
+        first = datasets.get(declared.origin[0]) if declared.origin is not None else None
+        others = [key for key in kept if first is not None and getattr(declared, key) != getattr(first, key)]
+        if others:
+            yield f"datasets: {name!r} declares the units again, with another {', '.join(others)}"
 
 
 def _design_problems(component: Component) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, shown_problems, why
@@ -61,6 +61,8 @@ def _document_problems(component: Component, book: Book) -> Iterator[str]:
     texts = _texts(component, histogram)
     if {ticket.label for ticket in texts.tickets} != set(declared.labels):
         yield f"has texts of other places than {list(declared.labels)}"
+    if texts.public.get("sampling") not in BY_COINS:
+        yield "shows texts on samples of a fixed size, of topics whose sizes are private"
     yield from (f"texts: {problem}" for problem in shown_problems(texts, book))
     if (histogram.adjacency, shown["adjacency"], shown["delta"]) != (book.adjacency, book.adjacency, component.delta):
         yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
@@ -100,7 +102,7 @@ def released_document_problems(holder: object, component: Component | None) -> I
       holder: what was given to the verifier, a text read as JSON.
       component: the one that its report names; None: it names none, or nothing protects it.
     """
-    has = {"documents", "topics", "report"} <= set(holder) if isinstance(holder, Mapping) else hasattr(holder, "texts")
+    has = "documents" in holder if isinstance(holder, Mapping) else hasattr(holder, "texts")
     if not has:
         return
     try:
@@ -112,6 +114,8 @@ def released_document_problems(holder: object, component: Component | None) -> I
 def _released_problems(holder: Any, component: Component | None) -> Iterator[str]:
     if isinstance(holder, Mapping):
         texts = [(item["topic"], item["number"]) for item in holder["documents"]]
+        if any(set(item) != {"text", "topic", "number"} for item in holder["documents"]):
+            yield "documents: expected a text, a topic and a number of each, found others"
         topics, plan = holder["topics"], holder["plan"]
     else:
         texts = [(item.topic, item.number) for item in holder.texts]

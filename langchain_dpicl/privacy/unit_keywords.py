@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.amounts import PRINTABLE, check_name, is_name
 from langchain_dpicl.privacy.unit_values import _AtMost
 
 Words: TypeAlias = tuple[str, ...]
@@ -52,13 +52,17 @@ class _Reader:
 
     def __init__(self, keywords: Iterable[str]) -> None:
         self._keywords: dict[Words, str] = {}
-        for keyword in keywords:
-            words = tuple(words_of(check_name("vocabulary", keyword)))
+        for place, keyword in enumerate(keywords):
+            # A column of records passed by mistake must not be printed: places and numbers are all that is said.
+            if not is_name(keyword):
+                raise fail("vocabulary", f"{PRINTABLE}, each of them", f"another at place {place}")
+            words = tuple(words_of(keyword))
             if not 1 <= len(words) <= MOST_WORDS:
-                raise fail("vocabulary", f"keywords of 1 to {MOST_WORDS} words", keyword)
+                raise fail("vocabulary", f"keywords of 1 to {MOST_WORDS} words", f"{len(words)} at place {place}")
             if words in self._keywords:
                 advice = "Keywords that differ in case or punctuation alone are one: declare it once."
-                raise fail("vocabulary", "keywords that read differently", [self._keywords[words], keyword], advice)
+                alike = [list(self._keywords).index(words), place]
+                raise fail("vocabulary", "keywords that read differently", f"the same at places {alike}", advice)
             self._keywords[words] = keyword
         if not 1 <= len(self._keywords) <= MOST_KEYWORDS:
             raise fail("vocabulary", f"1 to {MOST_KEYWORDS} keywords", f"{len(self._keywords)} of them")

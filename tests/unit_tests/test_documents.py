@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import multiprocessing
+import os
 import pickle
 import traceback
 from collections.abc import Iterator
@@ -29,10 +31,12 @@ from langchain_dpicl import (
     RecordError,
     SynthesisInterruptedError,
     SyntheticDocuments,
+    documents,
     get_privacy_budget_callback,
     public_vocabulary,
     verify_report,
 )
+from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
@@ -41,8 +45,10 @@ from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE
 from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
 from langchain_dpicl.privacy.pools import Pool
 from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.privacy.topic_examples import TopicExamples
 from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords
-from langchain_dpicl.released_documents import SyntheticText
+from langchain_dpicl.released_documents import SyntheticText, release_id
 from langchain_dpicl.stores import SQLiteStore
 from langchain_dpicl.wording import GenerationWording
 
@@ -252,6 +258,19 @@ class TestWhatIsPaid:
         assert made._share.remaining(TOPIC_TEMPLATE) == 0
         assert made.topics == ()
 
+    def test_a_stop_before_the_histogram_gives_its_ticket_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop(*_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+        made = maker()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("langchain_dpicl.documents.release_counts", stop)
+            made.run(progress=False)
+        assert made._share.remaining(TOPIC_TEMPLATE) == 1
+        assert made.run(progress=False).topics
+        assert made._share.remaining(TOPIC_TEMPLATE) == 0
+        assert made._share.committed(TOPIC_TEMPLATE) == 1
+
     def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
         monkeypatch.setattr("langchain_dpicl.privacy.pools._redeclared", None)
@@ -351,6 +370,10 @@ class TestAStop:
         assert CANARY not in locals_of_ours(caught.value) + str(caught.value)
 
 
+def full(*_: Any) -> Any:
+    raise OSError("the disk is full")
+
+
 class TestWhatIsKept:
     def test_a_model_that_goes_away_leaves_what_was_released_and_the_run_goes_on(self) -> None:
         # The public call of a token in the third text.
@@ -392,6 +415,105 @@ class TestWhatIsKept:
         assert CANARY not in kept.read_text()
         assert verify_report(found).ok
 
+    def test_topics_are_in_the_file_before_their_ticket_is_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stop(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, checkpoint=kept, component="store")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Reservation, "commit", stop)
+            made.run(progress=False)
+        assert made._share.remaining(TOPIC_TEMPLATE) == made._share.committed(TOPIC_TEMPLATE) == 0
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+        assert [topic for topic, _ in other.topics] == ["card", "transfer"]
+        assert len(other.run(progress=False)) == 4
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "is_kept"),
+        [
+            (documents, "chosen_topics", False),
+            (DocumentsCheckpoint, "save", True),
+            (Reservation, "commit", True),
+            (TopicExamples, "name_topics", True),
+        ],
+        ids=["released", "saved", "committed", "named"],
+    )
+    def test_a_process_that_is_killed_has_its_topics_once_they_are_saved(
+        self, owner: Any, name: str, is_kept: bool, tmp_path: Path
+    ) -> None:
+        """Killed right after each step: before the file there is nothing to go on with, from then on everything."""
+        path, kept, real = tmp_path / "ledger.db", tmp_path / "kept.json", getattr(owner, name)
+
+        def killed() -> None:
+            made = maker(house(store=SQLiteStore.new(path)), checkpoint=kept, component="store")
+            setattr(owner, name, lambda *a, **k: (real(*a, **k), os._exit(9)))
+            made.run(progress=False)
+
+        child = multiprocessing.get_context("fork").Process(target=killed)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 9
+        assert kept.exists() == is_kept
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+        if not is_kept:
+            with pytest.raises(PrivacyBudgetExceededError):
+                other.run(progress=False)
+            return
+        assert [topic for topic, _ in other.topics] == ["card", "transfer"]
+        found = other.run(progress=False)
+        assert len(found) == 4
+        assert verify_report(found).ok
+
+    def test_a_file_that_cannot_be_written_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker(checkpoint=tmp_path / "kept.json")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
+            patch.setattr("langchain_dpicl._documents_checkpoint.write_whole", full)
+            made.run(progress=False)
+        assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+        assert made._share.committed(TOPIC_TEMPLATE) == 0
+        assert len(made.run(progress=False)) == 4
+        assert made._share.committed(TOPIC_TEMPLATE) == 1
+
+    def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        next(maker(budget, checkpoint=kept, component="store", sampling="disjoint").stream(progress=False))
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store", sampling="disjoint")
+        places = [(text.topic, text.number) for text in other.run(progress=False).texts]
+        assert places == [("transfer", 0), ("card", 0), ("card", 1)]
+
+    def test_a_checkpoint_of_another_ledger_is_refused(self, tmp_path: Path) -> None:
+        kept = tmp_path / "kept.json"
+        maker(checkpoint=kept, component="store").run(progress=False)
+        with pytest.raises(ConfigurationError, match="this very run"):
+            maker(checkpoint=kept, component="store")
+
+    def test_a_file_of_topics_that_nobody_released_is_refused(self, tmp_path: Path) -> None:
+        """A file can be wrong: it names no topic before the histogram, nor one that this cannot have released."""
+        kept, budget, private = tmp_path / "kept.json", house(), PrivateExamples(NOTES, public_size=600)
+        made = maker(budget, private, checkpoint=kept, component="store")
+        assert made._checkpoint is not None
+        made._checkpoint.save((("card", 300),), ())
+        with pytest.raises(ConfigurationError, match="a ledger on which none was"):
+            maker(budget, private, checkpoint=kept, component="store")
+        kept.unlink()
+        made.run(progress=False)
+        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        for topic, count in (("canary", 300), ("card", 99)):
+            other = maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
+            assert other._checkpoint is not None
+            other._checkpoint.save(((topic, count),), ())
+            with pytest.raises(ConfigurationError, match="topics of the vocabulary, of 100 units or more"):
+                maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
+
     def test_texts_whose_tickets_are_gone_are_left_out(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
         budget = house(store=SQLiteStore.new(path))
@@ -411,7 +533,7 @@ class TestWhatIsKept:
         budget.close()
         ledger._IDENTITIES.clear()
         state = json.loads(kept.read_text())
-        state["topics"], state["documents"] = [["boat", 99]], []
+        state["topics"], state["documents"] = [["boat", 199]], []
         kept.write_text(json.dumps(state))
         with pytest.raises(PrivacyBudgetMismatchError, match="topics named"):
             maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
@@ -419,7 +541,7 @@ class TestWhatIsKept:
     @pytest.mark.parametrize(
         "changed",
         [
-            {"topics": [["card", 1], ["film", 1], ["boat", 1], ["transfer", 1]]},
+            {"topics": [["card", 300], ["film", 300], ["boat", 300], ["transfer", 300]]},
             {"topics": [["card"]]},
             {"topics": [["card", "many"]]},
             {"documents": [{"text": "x", "topic": "film", "number": 0}]},
@@ -466,12 +588,24 @@ class TestWhatIsRefused:
             {"strange": 1},
             {"epsilon": None},
             {"noise_multiplier": 0.1},
+            {"sampling": "fixed"},
+            {"sampling": "partition"},
         ],
     )
     def test_public_faults_are_refused_before_anything_is_bound_or_spent(self, wrong: dict[str, Any]) -> None:
         budget, private = house(), PrivateExamples(NOTES, public_size=600)
         with pytest.raises(ConfigurationError):
             maker(budget, private, **wrong)
+        assert budget.remaining_epsilon == 8.0
+        assert private._ledger_id is None
+
+    @pytest.mark.parametrize("num_topics", [1, 2])
+    def test_a_sample_of_fixed_size_of_topics_whose_sizes_are_private(self, num_topics: int) -> None:
+        """A unit that is replaced may leave its topic: texts of 500 units and of 499 would be told apart at once."""
+        budget = house(adjacency="replace_one")
+        private = PrivateExamples(NOTES[:500], public_size=500)
+        with pytest.raises(ConfigurationError, match="no topic has a known size"):
+            maker(budget, private, sampling="fixed", num_topics=num_topics, topic_size=500)
         assert budget.remaining_epsilon == 8.0
         assert private._ledger_id is None
 
@@ -521,6 +655,42 @@ class TestTheReleasedStore:
         }
         assert released().filtered(lambda _: False).to_vector_store().similarity_search("x") == []
         assert asyncio.run(released().filtered(lambda _: False).ato_vector_store()).similarity_search("x") == []
+
+    @pytest.mark.parametrize("is_asked", [True, False])
+    def test_a_store_that_takes_an_id_once_is_given_what_it_lacks(self, is_asked: bool) -> None:
+        """As FAISS does; one that cannot say what it holds is given everything, as before."""
+
+        class Once(InMemoryVectorStore):
+            def add_documents(self, documents: list[Document], ids: Any = None, **given: Any) -> list[str]:
+                if is_asked and set(ids) & set(self.store):
+                    raise ValueError("an id stands there already")
+                return super().add_documents(documents, ids=ids, **given)
+
+            async def aadd_documents(self, documents: list[Document], ids: Any = None, **given: Any) -> list[str]:
+                return self.add_documents(documents, ids=ids, **given)
+
+            def get_by_ids(self, ids: Any, /) -> list[Document]:
+                if not is_asked:
+                    raise NotImplementedError
+                return super().get_by_ids(ids)
+
+            async def aget_by_ids(self, ids: Any, /) -> list[Document]:
+                return self.get_by_ids(ids)
+
+        store, few = Once(LocalEmbeddings()), released().filtered(lambda found: found.metadata["number"] == 0)
+        few.to_vector_store(store)
+        assert len(store.store) == 2
+        for _ in range(2):
+            released().to_vector_store(store)
+            asyncio.run(released().ato_vector_store(store))
+        assert len(store.store) == 3
+
+    def test_is_named_by_what_it_is_of_and_by_its_topics(self) -> None:
+        found = released()
+        named = {"ledger_id": "a", "component": "store", "dataset_id": "notes"}
+        others = [{**named, name: "another"} for name in named]
+        assert len({release_id(told, found.topics) for told in (named, *others)}) == 4
+        assert release_id(named, found.topics) != release_id(named, (("card", 301), ("transfer", 200)))
 
     def test_has_a_stock_retriever(self) -> None:
         retriever = released().as_retriever(search_kwargs={"k": 1})

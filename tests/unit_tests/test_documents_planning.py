@@ -14,6 +14,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, ParallelEvent
+from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import TokenRule
 
@@ -70,6 +71,27 @@ def test_what_a_keyword_needs_is_that_of_the_law(noise: Any, adjacency: Any) -> 
     assert len(VOCABULARY) * beyond(made.least_units) <= 0.05 * (1 + 1e-9)
     assert made.found_from(0.95) == made.least_units + margin
     assert made.epsilon <= 2.0
+
+
+def test_the_gaps_of_both_noises_are_declared_and_left_out_of_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The histogram's gap is below what a float shows beside that of tokens, so here it is made larger."""
+    made = plan(topic_noise="gaussian", noise_multiplier=5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(GaussianCountMechanism, "implementation_delta", lambda self, num_values: num_values * 1e-9)
+        wide = plan(topic_noise="gaussian", noise_multiplier=5.0)
+        gap = len(VOCABULARY) * 1e-9
+        assert wide.implementation_delta == gap + wide.generation.implementation_delta
+        assert wide.epsilon > made.epsilon
+    assert plan(topic_noise="discrete_laplace").topics.implementation_delta == 0.0 < made.topics.implementation_delta
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "partition"])
+@pytest.mark.parametrize("num_topics", [1, 2])
+def test_no_sample_of_a_topic_has_a_fixed_size(sampling: str, num_topics: int) -> None:
+    """A unit that is replaced may leave its topic, also where there is one only, and so its size is private."""
+    design = RowDesign.choose(sampling=sampling, num_slots=5)
+    with pytest.raises(ConfigurationError, match="no topic has a known size"):
+        plan(design=design, adjacency="replace_one", num_topics=num_topics)
 
 
 def test_the_noise_that_deviates_less_is_taken() -> None:

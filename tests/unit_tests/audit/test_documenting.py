@@ -154,6 +154,16 @@ def noise_of_one_keyword(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GaussianCountMechanism, "release", release)
 
 
+def noise_of_the_other_relation(patch: pytest.MonkeyPatch) -> None:
+    """A unit that is replaced moves twice as many counts as one that comes, and the noise is that of one that comes."""
+    real = GaussianCountMechanism.release
+    patch.setattr(
+        GaussianCountMechanism,
+        "release",
+        lambda self, counts, **given: real(self, counts, **{**given, "adjacency": "add_remove"}),
+    )
+
+
 def exact_topics(patch: pytest.MonkeyPatch) -> None:
     """Topics are chosen by the counts without noise."""
     real = CountPlan.release
@@ -193,6 +203,13 @@ def test_a_planted_mistake_is_found_in_the_part_it_is_in(name: str, monkeypatch:
     assert check(plan()).verdict == "sound"
     plant(monkeypatch)
     assert check(plan()).verdict == "violated"
+
+
+def test_noise_of_the_other_relation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = plan(adjacency="replace_one").topics
+    assert counting.noise(release).verdict == "sound"
+    noise_of_the_other_relation(monkeypatch)
+    assert counting.noise(release).verdict == "violated"
 
 
 def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:

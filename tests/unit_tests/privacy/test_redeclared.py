@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl import Budget, ConfigurationError, PrivateExamples, verify_report
+from langchain_dpicl import Budget, ConfigurationError, DemonstrationSynthesizer, PrivateExamples, verify_report
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy import ledger, units
 from langchain_dpicl.privacy.stores import InMemoryStore
@@ -389,6 +390,33 @@ def test_a_stop_while_bound_units_are_split_shows_none_of_them(
     assert CANARY not in str(caught.value)
     monkeypatch.undo()
     assert len(units_in(split(private), "card")) == 1
+
+
+def test_a_label_of_units_that_were_split_anew_has_no_known_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that is replaced may leave the one label there is: a sample of fixed size would tell at once."""
+    budget = Budget(epsilon=1.0, delta=1e-6, adjacency="replace_one")
+    private = found([record("card")] * 60 + [record("login")] * 40, public_size=100)
+    made = split(private, labels=("card",), public_size=100)
+    words = [" my", " card"]
+
+    def writer(**sampled: Any) -> DemonstrationSynthesizer:
+        llm = FakeBackend(word_copier(words), vocabulary=words)
+        given = {"epsilon": 1.0, "max_tokens": 2, "public_top_k": None, "num_slots": 10, **sampled}
+        return DemonstrationSynthesizer.from_private_examples(made, llm=llm, budget=budget, **given)
+
+    with pytest.raises(ConfigurationError, match=r"sampling.*declared later"):
+        writer(sampling="fixed")
+    assert budget.remaining_epsilon == 1.0
+    assert private._ledger_id is None
+    assert writer().plan.release.sampler.name == "poisson_units"
+    assert verify_report(budget.report()).ok
+    # Made elsewhere, or before it was refused.
+    monkeypatch.setattr("langchain_dpicl.declaring._check_sizes_known", lambda *_: None)
+    budget = Budget(epsilon=1.0, delta=1e-6, adjacency="replace_one")
+    private = found([record("card")] * 60 + [record("login")] * 40, public_size=100)
+    made = split(private, labels=("card",), public_size=100)
+    writer(sampling="fixed")
+    assert any("labels whose sizes are private" in problem for problem in verify_report(budget.report()).problems)
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])

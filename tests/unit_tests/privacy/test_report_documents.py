@@ -60,6 +60,10 @@ def place(saved: dict[str, Any]) -> dict[str, Any]:
     return next(each for each in saved["report"]["budget"]["datasets"] if "topic 1" in each["labels"])
 
 
+def root(saved: dict[str, Any]) -> dict[str, Any]:
+    return next(each for each in saved["report"]["budget"]["datasets"] if "redeclared" not in each)
+
+
 def test_what_was_released_is_right(saved: dict[str, Any]) -> None:
     found = verify_report(edited(saved, lambda _: None))
     assert found.ok
@@ -100,6 +104,13 @@ EDITS: dict[str, Edit] = {
     "a document twice": lambda s: s["documents"].append(s["documents"][0]),
     "a document of no topic": lambda s: s["documents"].append({"text": "x", "topic": "boat", "number": 0}),
     "documents of another form": lambda s: s.update(documents=[7]),
+    "a document with more than it has": lambda s: s["documents"][0].update(epsilon=0),
+    "documents and no topics": lambda s: (s.pop("topics"), s["documents"].append({**s["documents"][0], "number": 9})),
+    "topics of another form": lambda s: s.update(topics=7),
+    "units of another kind behind the split": lambda s: root(s).update(
+        unit_key="hospital", unit="all records of one 'hospital'"
+    ),
+    "longer texts behind the split": lambda s: root(s).update(max_chars=7),
     "another component": lambda s: s["report"].update(component="other"),
 }
 
@@ -109,6 +120,11 @@ def test_an_edit_is_seen(saved: dict[str, Any], name: str) -> None:
     found = verify_report(edited(saved, EDITS[name]))
     assert not found.ok
     assert found.problems
+
+
+def test_texts_on_samples_of_a_fixed_size_are_seen(saved: dict[str, Any]) -> None:
+    found = verify_report(edited(saved, lambda s: shown(s)["generation"].update(sampling="fixed", overfill=1.0)))
+    assert any("fixed size, of topics whose sizes are private" in problem for problem in found.problems)
 
 
 def test_documents_that_nothing_paid_for_are_not_ok(saved: dict[str, Any]) -> None:

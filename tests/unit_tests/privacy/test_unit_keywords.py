@@ -113,6 +113,21 @@ class TestTheKeywordsOfAUnit:
             UnitKeywords(**{"name": "text", "max_values": 2, "declared": VOCABULARY, **wrong})
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        ("canary was admitted on the fourth of May with a rash",),
+        ("canary doe", "Canary Doe"),
+        ("canary" * 50,),
+        ("canary\n",),
+    ],
+)
+def test_records_passed_as_a_vocabulary_are_not_printed(column: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=r"vocabulary.*place") as caught:
+        UnitKeywords("text", 1, ("fee", *column))
+    assert "anary" not in str(caught.value)
+
+
 class _NoNoise(SecureRandom):
     """Draws nothing but zeros: to see what stands under the noise."""
 
@@ -125,12 +140,13 @@ class _NoNoise(SecureRandom):
 
 
 class TestTheNoise:
-    def test_is_normal_at_the_l2_sensitivity(self):
-        """False alarm: 1e-6 (Kolmogorov-Smirnov over the rounding, and the variance within 6 deviations of it)."""
-        plan = histogram(keywords=4, noise=50.0)
+    @pytest.mark.parametrize(("adjacency", "moved"), [("add_remove", 2.0), ("replace_one", math.sqrt(8.0))])
+    def test_is_normal_at_the_l2_sensitivity(self, adjacency, moved):
+        """False alarm: 1e-6 each (Kolmogorov-Smirnov over the rounding; the variance within 6 deviations of it)."""
+        plan = histogram(keywords=4, noise=50.0, adjacency=adjacency)
         drawn = np.array([count for _ in range(600) for _, count in plan.release([], rng=SYSTEM_RANDOM)])
         scale = float(plan.scale)
-        assert scale == pytest.approx(100.0)
+        assert scale == pytest.approx(50.0 * moved)
         assert stats.kstest(drawn + SYSTEM_RANDOM.uniform(drawn.size) - 0.5, "norm", (0, scale)).pvalue > ALARM
         assert abs(drawn.var() / scale**2 - 1.0) < 6 * math.sqrt(2 / drawn.size)
 
