@@ -7,6 +7,7 @@ under noise; which unit has which of them is decided by looking at that unit alo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
@@ -29,6 +30,18 @@ class TopicExamples(PrivateExamples):
     """
 
     __slots__ = ()
+
+    def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  whatever they are
+        """Refuses: topics that are named later are no part of another declaration, which could hide two splits.
+
+        Args:
+          **declared: of `PrivateExamples.redeclared`.
+
+        Raises:
+          ConfigurationError: always.
+        """
+        advice = "Call `redeclared` of the examples that were declared first."
+        raise fail("private", "examples that are not split by topics", self.dataset_id, advice)
 
     def name_topics(self, topics: Iterable[str]) -> PrivateExamples:
         """Splits the units by released topics, once, and returns the declaration that says which they are.

@@ -104,6 +104,15 @@ def test_the_units_stay_on_their_ledger_and_the_ledger_keeps_the_topics(tmp_path
         Budget(epsilon=1.0, delta=1e-6).bind(made)
 
 
+def test_another_declaration_of_the_split_is_refused_and_hides_no_second_one() -> None:
+    private = notes()
+    made = by_topics(private)
+    made.name_topics(["card", "transfer"])
+    with pytest.raises(ConfigurationError, match="declared first"):
+        made.redeclared(dataset_id="again", public_size={"topic 1": 50, "topic 2": 50})
+    assert private.redeclared(dataset_id="again", public_size=100).dataset_id == "again"
+
+
 def test_what_splits_is_hidden_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     made = by_topics(notes())
 
