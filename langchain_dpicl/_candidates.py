@@ -109,6 +109,9 @@ class PublicModel:
             return self._ask_runnable(self._llm, list(prompts), config)
         return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
 
+    def rest(self) -> None:
+        """Ends what was started to answer, where something was: a run is over."""
+
     def _ask_runnable(self, model: Runnable[Any, Any], prompts: list[Any], config: RunnableConfig) -> Ask:
         def ask() -> tuple[str, ...]:
             found = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)

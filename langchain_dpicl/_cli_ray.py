@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 _EVOLUTION = "private_evolution"
+_UNNAMED = "private-examples"  # where no --dataset-id is given
 _RAY = ("workers", "gpus_per_worker", "ledger", "component")
 # What a worker needs to read the same records and load the same model.
 _TOLD = (
@@ -51,7 +52,8 @@ def add_ray(command: argparse.ArgumentParser) -> None:
         nargs="?",
         const=LOCAL,
         metavar="ADDRESS",
-        help="run workers on the cluster at ADDRESS, or on one of its own on this machine",
+        help="run workers on the cluster at ADDRESS (host:port or auto); without one, at RAY_ADDRESS if that is set, "
+        "otherwise on a cluster of its own on this machine",
     )
     group.add_argument("--workers", type=int, help="workers at a time (default 2)")
     group.add_argument("--gpus-per-worker", type=float, help="GPUs of a worker (default 0)")
@@ -61,7 +63,8 @@ def add_ray(command: argparse.ArgumentParser) -> None:
         "a SQLite file where they are on this machine",
     )
     group.add_argument(
-        "--component", help="name in the ledger (default: generate-DATASET_ID); the same command goes on with it"
+        "--component",
+        help="name in the ledger (default: generate-DATASET_ID, where that is given); the same command goes on with it",
     )
 
 
@@ -79,6 +82,11 @@ def check_ray(arguments: argparse.Namespace) -> None:
     if arguments.ledger is None and arguments.mechanism != _EVOLUTION:
         advice = "Make one: dpicl ledger create ADDRESS --epsilon E --delta D."
         raise ConfigurationError(f"--ledger: expected the ledger that the workers share with --ray. {advice}")
+    if arguments.ledger is not None and arguments.component is None and arguments.dataset_id == _UNNAMED:
+        advice = "What stands in the ledger under a name is found again, whatever file is read."
+        raise ConfigurationError(
+            f"--dataset-id: expected a name of these records, or --component, with --ray. {advice}"
+        )
     if arguments.workers is not None and arguments.workers < 1:
         raise ConfigurationError(f"--workers: expected an integer >= 1, found {arguments.workers}.")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ class LabellingRun(Uncopyable):
     def stream(self, *, progress: bool | None = None) -> Iterator[PoolEntry]:
         """Yields each input as soon as it is labelled or rejected; errors as in `run`."""
         if self._elsewhere is not None:
-            with self._bar(progress, self._payable()) as bar:
-                yield from (entry for entry in self._made_there(self._elsewhere, bar) if entry is not None)
+            with self._bar(progress, self._payable()) as bar, closing(self._made_there(self._elsewhere, bar)) as made:
+                for entry in made:
+                    if entry is not None:
+                        yield entry
             return
         with self._bar(progress, self._payable()) as bar:
             for place in self._waiting():
@@ -177,6 +179,8 @@ class LabellingRun(Uncopyable):
           ConfigurationError: the input lacks a field.
         """
         place = self._place(given)
+        if self._elsewhere is not None:
+            return self._labelled_there(self._elsewhere, place)
         if self._entries[place].status == "waiting":
             with self._events() as events, self._carried():
                 if not drive(self._in_turn(place, events, _caller())):
@@ -187,12 +191,25 @@ class LabellingRun(Uncopyable):
     async def alabel(self, given: Any) -> PoolEntry:
         """Is `label`, awaitable."""
         place = await aside(lambda: self._place(given), is_slow=self.may_wait)
+        elsewhere = self._elsewhere
+        if elsewhere is not None:
+            return await aside(lambda: self._labelled_there(elsewhere, place))
         if self._entries[place].status == "waiting":
             async with self._events() as events:
                 with self._carried():
                     if not await adrive(self._in_turn(place, events, _caller()), is_slow=self.may_wait):
                         raise self._spent()
             await aside(self._settle, is_slow=self.may_wait)
+        return self._entries[place]
+
+    def _labelled_there(self, elsewhere: Elsewhere, place: int) -> PoolEntry:
+        """Has a worker label one input, which stands in the memo then, for every run."""
+        if self._entries[place].status == "waiting":
+            with self._bar(progress=False, total=1) as bar:
+                for _ in self._made_there(elsewhere, bar, [place]):
+                    pass
+            if self._entries[place].status == "waiting":
+                raise self._spent()
         return self._entries[place]
 
     def _place(self, given: Any) -> int:
@@ -246,11 +263,21 @@ class LabellingRun(Uncopyable):
                 self.pool.save(self._checkpoint)
                 self._is_behind = False
 
-    def _made_there(self, elsewhere: Elsewhere, bar: Any) -> Generator[PoolEntry | None]:
+    def _made_there(
+        self, elsewhere: Elsewhere, bar: Any, waiting: Sequence[int] | None = None
+    ) -> Generator[PoolEntry | None]:
+        """Has workers label some inputs, or all that wait."""
+        try:
+            yield from self._spread(elsewhere, bar, list(self._waiting()) if waiting is None else waiting)
+        finally:
+            elsewhere.rest()
+
+    def _spread(self, elsewhere: Elsewhere, bar: Any, waiting: Sequence[int]) -> Generator[PoolEntry | None]:
         """Has workers label what waits; what came is taken before anything is said of what did not come."""
         self._save()
-        places = {key_of(self._entries[place].fields): place for place in self._waiting()}
+        places = {key_of(self._entries[place].fields): place for place in waiting}
         faults: list[DPICLError] = []
+        is_unpaid = False
         with self._events() as events, self._carried():
             try:
                 for one in elsewhere.executor.spread(elsewhere.work, list(places)):
@@ -267,14 +294,15 @@ class LabellingRun(Uncopyable):
                         yield entry
                     elif answer.kind == "fault":
                         faults.append(answer.as_error())
+                    else:
+                        is_unpaid = True
             except ModelCallError as error:
                 faults.append(error)
             refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
             if refusal is not None:
                 raise refusal
-        self._check_done(str(faults[0]) if faults else "")
-        if elsewhere.is_ours:
-            elsewhere.executor.close()
+        left = "tickets came back when inputs had been left without" if is_unpaid and self.queries_left else ""
+        self._check_done(str(faults[0]) if faults else left)
 
     def _settle(self) -> None:
         """Commits what was released, once it is safe: a disk may have been full as it came."""

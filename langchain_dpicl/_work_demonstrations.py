@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Share
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.working import Workplace
+from langchain_dpicl.working import JobTurn, TurnLostError, Workplace
 from langchain_dpicl.writing import Draft, Held, Opener, Script, write_draft
 
 DraftJob: TypeAlias = tuple[str | None, int]
@@ -81,8 +80,8 @@ class DemonstrationWork:
 
     @property
     def key(self) -> str:
-        """Public name: of ledger and component."""
-        return f"{self.ledger_id}/{self.component}"
+        """Public name: of the whole order, so that no worker takes one for another of the same component."""
+        return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
 
     def begin(self, place: Workplace) -> Callable[[DraftJob], Answer]:
         """Declares the same share from the worker's own examples, and returns what writes one demonstration.
@@ -103,7 +102,8 @@ class DemonstrationWork:
         share = declare_share(
             private, budget, self.plan, component=self.component, epsilon=self.epsilon, public=self.public
         )
-        scope = scope_of({"work": "demonstration", "component": self.key, "dataset_id": private.dataset_id, **found})
+        where = f"{self.ledger_id}/{self.component}"
+        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **found})
         return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
 
 
@@ -131,20 +131,22 @@ class _Writer:
         """Returns a demonstration that stands in the memo, or goes on with it and puts it there."""
         label, number = job
         key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
-        kept = _Kept(Draft(label, number), self._memo, key)
+        turn = JobTurn(self._memo, key)
+        kept = _Kept(Draft(label, number), self._memo, key, turn)
         kept.read()
         if not kept.draft.done:
-            holder = secrets.token_hex(16)
-            if not self._memo.claim(key, holder):
-                return Answer("busy")
+            if not turn.take():
+                return turn.busy()
             try:
                 kept.read()
                 if not kept.draft.done and not self._written(kept):
                     return Answer("lost", tickets=kept.charged)
+            except TurnLostError:
+                return turn.busy(tickets=kept.charged)
             except Exception as error:  # noqa: BLE001  told by its kind, with what it cost
                 return Answer.of_fault(error, tickets=kept.charged)
             finally:
-                self._memo.leave(key, holder)
+                turn.leave()
         return Answer("done", kept.draft.values, tickets=kept.charged)
 
     def _written(self, kept: _Kept) -> bool:
@@ -160,6 +162,8 @@ class _Writer:
                 if owed == seen:
                     raise
                 seen = owed  # others took some meanwhile: with what is left, if anything is
+            except TurnLostError:
+                raise  # the draft in the memo is another worker's
             except BaseException:
                 with suppress(MemoError):  # what stopped us is the error; these tokens were released all the same
                     kept.write()
@@ -191,6 +195,7 @@ class _Writer:
         """Reserves one ticket for one block, so that whoever is killed loses no more; keeps what it released."""
         draft = kept.draft
         template = template_name(self._script.segments[draft.segment].name, length)
+        kept.turn.check(kept.told)
         ticket = self._share.reserve(template, label=draft.label)
         kept.charged += 1
         try:
@@ -218,6 +223,7 @@ class _Kept:
     draft: Draft
     memo: ReleaseMemo
     key: MemoKey
+    turn: JobTurn
     spent: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
     charged: int = 0
     told: str | None = None
@@ -237,7 +243,8 @@ class _Kept:
         """Keeps the draft as it is.
 
         Raises:
-          MemoError: it cannot be written, or another run has gone on with this draft meanwhile.
+          TurnLostError: another worker has gone on with this draft meanwhile.
+          MemoError: it cannot be written.
         """
         draft = self.draft
         told = json.dumps(
@@ -253,7 +260,7 @@ class _Kept:
             return
         self.memo.remember(self.key, told, instead_of=self.told)
         if self.memo.recall(self.key) != told:
-            raise MemoError("memo: expected this draft as it was left, found that another run went on with it.")
+            raise TurnLostError("memo: expected this draft as it was left, found that another run went on with it.")
         self.told = told
 
 

@@ -5,9 +5,7 @@ Knows inputs, plans and the memo of released labels; records, votes and sums are
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,15 +16,16 @@ from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.declaring import declare_share
-from langchain_dpicl.exceptions import MemoError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.executors import Answer
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.labelling_planning import LabellingPlan
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 from langchain_dpicl.teachers import teachers_of
-from langchain_dpicl.working import Workplace
+from langchain_dpicl.working import JobTurn, TurnLostError, Workplace
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""
@@ -63,8 +62,8 @@ class LabelWork:
 
     @property
     def key(self) -> str:
-        """Public name: of ledger and component."""
-        return f"{self.ledger_id}/{self.component}"
+        """Public name: of the whole order, so that no worker takes one for another of the same component."""
+        return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
 
     def begin(self, place: Workplace) -> Callable[[InputJob], Answer]:
         """Declares the same share from the worker's own examples, and returns what labels one input.
@@ -84,7 +83,8 @@ class LabelWork:
         share = declare_share(
             private, budget, self.plan, component=self.component, epsilon=self.epsilon, public=self.public
         )
-        scope = scope_of({"work": "label", "component": self.key, "dataset_id": private.dataset_id, **self.public})
+        where = f"{self.ledger_id}/{self.component}"
+        scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})
         run = _KeptRun(
             teachers_of(private, share, plan=self.plan, task=self.task, rows=rows),
             [],
@@ -104,7 +104,8 @@ class _KeptRun(LabellingRun):
 
     _memo: ReleaseMemo
     _scope: str
-    _at: tuple[MemoKey, int] | None = None
+    _at: tuple[MemoKey, int, JobTurn] | None = None
+    _paid: RunEvents | None = None
 
     def keep_in(self, memo: ReleaseMemo, scope: str) -> None:
         """Says where releases are kept."""
@@ -116,39 +117,58 @@ class _KeptRun(LabellingRun):
         told = self._memo.recall(key)
         if told is not None:
             return Answer("done", json.loads(told))
-        holder, left = secrets.token_hex(16), self.queries_left
-        if not self._memo.claim(key, holder):
-            return Answer("busy")
+        turn, self._paid = JobTurn(self._memo, key), None
+        if not turn.take():
+            return turn.busy()
         try:
             told = self._memo.recall(key)
-            entry = PoolEntry.from_dict(json.loads(told)) if told is not None else self._ask(job, key)
-        except PrivacyBudgetExceededError:
-            return Answer("lost")
+            entry = self._asked(job, key, turn) if told is None else PoolEntry.from_dict(json.loads(told))
+        except TurnLostError:
+            return turn.busy(tickets=self._charged())
+        except PrivacyBudgetExceededError as error:
+            return Answer.of_fault(error) if self.queries_left else Answer("lost")
         except Exception as error:  # noqa: BLE001  told by its kind
-            return Answer.of_fault(error, tickets=min(1, max(0, left - self.queries_left)))
+            return Answer.of_fault(error, tickets=self._charged())
         finally:
-            self._memo.leave(key, holder)
-        return Answer("done", entry.to_dict(), tickets=int(told is None))
+            turn.leave()
+        return Answer("done", entry.to_dict(), tickets=self._charged())
 
-    def _ask(self, job: InputJob, key: MemoKey) -> PoolEntry:
+    def _charged(self) -> int:
+        return 0 if self._paid is None else self._paid.tickets
+
+    def _events(self) -> RunEvents:
+        self._paid = super()._events()
+        return self._paid
+
+    def _asked(self, job: InputJob, key: MemoKey, turn: JobTurn) -> PoolEntry:
+        """Returns a label that is in the memo now."""
         place = self._place(dict(job))
-        # A release that was stopped before it stood in the memo is not told, and waits again.
-        self._entries[place] = dataclasses.replace(self._entries[place], label=None, status="waiting", votes=None)
-        self._at = key, place
+        self._at = key, place, turn
         try:
+            if self._entries[place].status != "waiting":  # released before, when the memo could not be written
+                self._save()
+                return self._entries[place]
             return self.label(dict(job))
         finally:
             self._at = None
 
     def _save(self) -> None:
-        """Keeps the release that was just made."""
-        if self._at is None or self._entries[self._at[1]].status == "waiting":
+        """Keeps the release that was just made; before it is paid for, looks whether the turn is still ours.
+
+        Raises:
+          TurnLostError: another worker has released a label for this input, or is about to.
+          MemoError: the memo cannot be used.
+        """
+        if self._at is None:
             return
-        key, place = self._at
+        key, place, turn = self._at
+        if self._entries[place].status == "waiting":
+            turn.check(None)
+            return
         told = json.dumps(self._entries[place].to_dict())
         self._memo.remember(key, told)
         if self._memo.recall(key) != told:
-            raise MemoError("memo: expected no label for this input, found that another run has released one.")
+            raise TurnLostError("memo: expected no label for this input, found that another run has released one.")
 
 
 __all__ = ["InputJob", "LabelWork"]

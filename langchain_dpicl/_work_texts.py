@@ -5,7 +5,8 @@ Knows no record, no ledger and no vote. A prompt whose worker died is asked agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,10 +14,9 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._candidates import AskInPublic, PublicModel, distinct
-from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.walk import Ask
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.executors import Answer, Executor
+from langchain_dpicl.executors import Answer, Executor, taken_aside
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.ray_executor import as_executor
 from langchain_dpicl.working import Workplace
@@ -71,44 +71,68 @@ class SpreadModel(PublicModel):
       executor: who answers.
       max_tokens: as of `PublicModel`.
       stop: as of `PublicModel`.
+      is_ours: whether the executor is nobody else's.
 
     Raises:
       CapabilityError: `llm` writes no text.
     """
 
-    def __init__(self, llm: Any, executor: Executor, *, max_tokens: int, stop: Sequence[str]) -> None:
+    def __init__(
+        self, llm: Any, executor: Executor, *, max_tokens: int, stop: Sequence[str], is_ours: bool = False
+    ) -> None:
         super().__init__(llm, max_tokens=max_tokens, stop=stop)
         self._executor = executor
         self._work = TextWork(self.name, max_tokens, tuple(stop))
+        self._is_ours = is_ours
+        self._found: dict[PromptsJob, list[str]] = {}
+
+    def rest(self) -> None:
+        """Ends the workers, where they are nobody else's and have nothing to do."""
+        if self._is_ours:
+            self._executor.rest()
 
     def ask_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Ask:  # noqa: ARG002
         """Returns what asks each of these public prompts once; see `PublicModel`."""
         texts = [text if isinstance(text, str) else text.to_string() for text in prompts]
         parts = [tuple(texts[at : at + PROMPTS_PER_JOB]) for at in range(0, len(texts), PROMPTS_PER_JOB)]
 
+        jobs = list(enumerate(parts))
+
         def ask() -> tuple[str, ...]:
-            return self._spread(list(enumerate(parts)))
+            for _ in self._answered(jobs):
+                pass
+            return self._told(jobs)
 
         async def aask() -> tuple[str, ...]:
-            return await aside(ask)
+            async with aclosing(taken_aside(self._answered(jobs))) as answered:
+                async for _ in answered:
+                    pass
+            return self._told(jobs)
 
         return AskInPublic(self.name, ask, aask)
 
-    def _spread(self, jobs: list[PromptsJob]) -> tuple[str, ...]:
-        found: dict[int, list[str]] = {}
+    def _answered(self, jobs: list[PromptsJob]) -> Generator[PromptsJob | None]:
+        """Has workers answer what is not answered yet; answers that came are kept where others fail."""
+        self._found = {job: found for job, found in self._found.items() if job in jobs}
         fault: ModelCallError | None = None
-        for one in self._executor.spread(self._work, jobs):
+        for one in self._executor.spread(self._work, [job for job in jobs if job not in self._found]):
             if one is None:
+                yield None
                 continue
-            (number, _), answer = one
+            job, answer = one
             if answer.kind == "done":
-                found[number] = list(answer.told)
+                self._found[job] = list(answer.told)
+                yield job
             elif fault is None:
                 error = answer.as_error()
                 fault = error if isinstance(error, ModelCallError) else ModelCallError(str(error))
         if fault is not None:
             raise fault
-        return distinct(text for number in sorted(found) for text in found[number])
+
+    def _told(self, jobs: list[PromptsJob]) -> tuple[str, ...]:
+        """Returns the answers, once: the same prompts asked again are asked anew."""
+        found, self._found = self._found, {}
+        return distinct(text for job in jobs for text in found[job])
 
 
 def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:
@@ -121,7 +145,7 @@ def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[st
     workers = as_executor(executor)
     if workers is None:
         return PublicModel(llm, max_tokens=max_tokens, stop=stop)
-    return SpreadModel(llm, workers, max_tokens=max_tokens, stop=stop)
+    return SpreadModel(llm, workers, max_tokens=max_tokens, stop=stop, is_ours=executor == "ray")
 
 
 __all__ = ["SpreadModel", "TextWork", "writing_model"]

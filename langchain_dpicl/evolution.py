@@ -296,6 +296,9 @@ class PrivateEvolution(Generation[Population]):
         if self._checkpoint is not None:
             self._checkpoint.save(self._items)
 
+    def _rest(self) -> None:
+        self._writer.model.rest()
+
     def _so_far(self) -> str:
         rounds = sum(population.rounds for population in self._items)
         return f"{rounds} of {self.plan.rounds * len(self.plan.labels)} rounds are"

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from langchain_dpicl import exceptions
@@ -38,7 +38,7 @@ START_SECONDS = 900.0
 """How long to wait for the first worker, unless told otherwise: a model may have to be loaded."""
 
 BUSY_SECONDS = 180.0
-"""How long a job is held out again while another run has its turn."""
+"""How long a job is held out again while another run has its turn; at least for two turns as the memo has them."""
 
 _END: Any = object()
 _PAUSE = 0.25  # seconds between two looks at jobs that others have
@@ -50,7 +50,7 @@ class Answer:
 
     Attributes:
       kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
-      told: of a job that is done, as JSON values.
+      told: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
       tickets: tickets that were charged for it.
       error: class of a fault.
       message: of a fault of ours, whose messages are public; of others there is none.
@@ -91,7 +91,7 @@ class Work(Protocol):
 
     @property
     def key(self) -> str:
-        """Public name of it: of the component, say."""
+        """Public name of it: of all that tells it from others. It is the same after pickling."""
 
     def begin(self, place: Any) -> Callable[[Any], Answer]:
         """Checks a worker's place, and returns what does one job.
@@ -116,11 +116,13 @@ class Hand:
 
 @dataclass(slots=True)
 class _Flight:
-    """A job under way, or (job None) a work that is being begun."""
+    """A job under way, or (job None) a work that is being begun, for a run, since a time."""
 
     hand: Hand
     work: str
     job: Any
+    run: object
+    since: float = field(default_factory=time.monotonic)
 
 
 class Executor(ABC):
@@ -196,6 +198,15 @@ class Executor(ABC):
         finally:
             self._turn.release()
 
+    def rest(self) -> None:
+        """Ends all workers if none has a job and nobody hands any out; the next run starts others."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if all(flight.job is None for flight in self._flights.values()):
+                    self.close()
+            finally:
+                self._turn.release()
+
     def close(self) -> None:
         """Ends all workers. A job under way is lost with the ticket that it burnt; what was released is kept."""
         hands, self._hands, self._flights = self._hands, [], {}
@@ -209,13 +220,15 @@ class _Run(Generic[Job]):
     def __init__(self, executor: Executor, work: Work, jobs: Sequence[Job]) -> None:
         self.executor = executor
         self.work = work
+        self.key = work.key
         self.open = set(jobs)
-        under_way = {flight.job for flight in executor._flights.values() if flight.work == work.key}  # noqa: SLF001
+        under_way = {flight.job for flight in executor._flights.values() if flight.work == self.key}  # noqa: SLF001
         self.waiting = deque(job for job in jobs if job not in under_way)
         self.late: deque[Job] = deque()
         self.deaths: Counter[Any] = Counter()
         self.lost: set[Job] = set()
         self.busy_since: dict[Job, float] = {}
+        self.charged: Counter[Job] = Counter()
         self.not_before = 0.0
         self.since = time.monotonic()
         self.stops = False
@@ -237,15 +250,26 @@ class _Run(Generic[Job]):
                 yield None
 
     def _check_start(self) -> None:
-        """Stops a run whose first worker does not come."""
-        has_begun = any(self.work.key in hand.begun for hand in self.executor._hands)  # noqa: SLF001
-        if not has_begun and time.monotonic() - self.since > self.executor.start_timeout:
-            msg = f"no worker has begun within {self.executor.start_timeout:g} s; look whether the cluster has room"
-            raise ModelCallError(msg)
+        """Stops a run that has no worker, and for which none comes; what replaces a dead one gets as long to start."""
+        executor = self.executor
+        if any(self.key in hand.begun for hand in executor._hands):  # noqa: SLF001
+            return
+        begins = {one: flight for one, flight in executor._flights.items() if flight.job is None}  # noqa: SLF001
+        if not begins or len(begins) < len(executor._flights):  # noqa: SLF001  others are at work
+            return
+        oldest = max(self.since, min(flight.since for flight in begins.values()))
+        if time.monotonic() - oldest <= executor.start_timeout:
+            return
+        for one, flight in begins.items():  # the next run starts others
+            del executor._flights[one]  # noqa: SLF001
+            self._let_go(flight.hand)
+            executor._dismiss(flight.hand.handle)  # noqa: SLF001
+        msg = f"no worker has begun within {executor.start_timeout:g} s; look whether the cluster has room"
+        raise ModelCallError(msg)
 
     def _mine(self) -> bool:
         flights = self.executor._flights.values()  # noqa: SLF001
-        return any(flight.work == self.work.key and flight.job is not None for flight in flights)
+        return any(flight.work == self.key and flight.job is not None for flight in flights)
 
     def _hand_out(self) -> None:
         """Gives every idle worker a job, and starts workers while there are jobs for them."""
@@ -257,13 +281,13 @@ class _Run(Generic[Job]):
             idle.append(Hand(executor._hire()))  # noqa: SLF001
             executor._hands.append(idle[-1])  # noqa: SLF001
         for hand in itertools.islice(idle, wanted):
-            if self.work.key not in hand.begun:
+            if self.key not in hand.begun:
                 self._fly(executor._begin(hand.handle, self.work), hand, None)  # noqa: SLF001
             elif (job := self._next()) is not None:
-                self._fly(executor._do(hand.handle, self.work.key, job), hand, job)  # noqa: SLF001
+                self._fly(executor._do(hand.handle, self.key, job), hand, job)  # noqa: SLF001
 
     def _fly(self, awaited: Any, hand: Hand, job: Any) -> None:
-        self.executor._flights[awaited] = _Flight(hand, self.work.key, job)  # noqa: SLF001
+        self.executor._flights[awaited] = _Flight(hand, self.key, job, self)  # noqa: SLF001
 
     def _next(self) -> Job | None:
         if self.waiting:
@@ -282,18 +306,19 @@ class _Run(Generic[Job]):
         if flight.job is None:
             self._began(flight, answer)
             return None
-        if flight.work != self.work.key or flight.job not in self.open:
+        if flight.work != self.key or flight.job not in self.open:
             return None  # of a run that was left, and is of no use to this one; what it released is kept
         return self._told(flight.job, answer)
 
     def _began(self, flight: _Flight, answer: Answer) -> None:
         if answer.kind == "done":
             flight.hand.begun.add(flight.work)
+            self.deaths.pop(("begin",), None)  # only deaths in a row stop a run
             return
         self._let_go(flight.hand)
         self.executor._dismiss(flight.hand.handle)  # noqa: SLF001
-        if flight.work == self.work.key:
-            raise answer.as_error()
+        if flight.run is self:
+            raise answer.as_error()  # of a run that was left it says nothing of what is there now
 
     def _let_go(self, hand: Hand) -> None:
         if hand in self.executor._hands:  # noqa: SLF001
@@ -303,13 +328,13 @@ class _Run(Generic[Job]):
         """Notes that a worker is gone; another takes its place, and its job comes late."""
         self._let_go(flight.hand)
         key = ("begin",) if flight.job is None else flight.job
-        self.deaths[key] += 1
+        self.deaths[key] += flight.run is self or flight.job is not None
         too_often = self.deaths[key] >= MOST_DEATHS
         if flight.job is None:
             if too_often:
                 raise ModelCallError(f"{MOST_DEATHS} workers died as they started; look at their logs and memory")
             return None
-        if flight.work != self.work.key or flight.job not in self.open:
+        if flight.work != self.key or flight.job not in self.open:
             return None
         if too_often:
             message = f"{MOST_DEATHS} workers died at one job; look at their logs and memory"
@@ -318,9 +343,10 @@ class _Run(Generic[Job]):
         return None
 
     def _told(self, job: Job, answer: Answer) -> tuple[Job, Answer] | None:
+        self.charged[job] += answer.tickets
         if answer.kind == "busy":
             since = self.busy_since.setdefault(job, time.monotonic())
-            if time.monotonic() - since < BUSY_SECONDS:
+            if time.monotonic() - since < max(BUSY_SECONDS, 2.0 * (answer.told or 0.0)):
                 self.not_before = time.monotonic() + _PAUSE
                 self.late.append(job)
                 return None
@@ -332,7 +358,7 @@ class _Run(Generic[Job]):
             return None
         self.open.discard(job)
         self.stops = self.stops or answer.kind == "fault"
-        return job, answer
+        return job, replace(answer, tickets=self.charged.pop(job))  # of every time that it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +368,17 @@ class Elsewhere:
     Attributes:
       executor: who hands out the jobs.
       work: what is to be done; items have its jobs.
-      is_ours: whether the executor is nobody else's, and is closed once everything is done.
+      is_ours: whether the executor is nobody else's, and is closed whenever a run ends with no job under way.
     """
 
     executor: Executor
     work: Work
     is_ours: bool = False
+
+    def rest(self) -> None:
+        """Ends the workers behind a run, where they are nobody else's."""
+        if self.is_ours:
+            self.executor.rest()
 
 
 async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:

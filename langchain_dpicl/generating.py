@@ -98,20 +98,26 @@ class Generation(ABC, Generic[T]):
 
     def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
         """Yields each demonstration as soon as its item has been made; errors as in `run`."""
-        with self._bar(progress) as bar, closing(self._made(bar)) as made:
-            for item in made:
-                if item is not None:
-                    self._show(bar)
-                    yield from self._examples(item)
+        try:
+            with self._bar(progress) as bar, closing(self._made(bar)) as made:
+                for item in made:
+                    if item is not None:
+                        self._show(bar)
+                        yield from self._examples(item)
+        finally:
+            self._rest()
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
         """Is `stream`, awaitable."""
-        with self._bar(progress) as bar:
-            async with aclosing(self._amade(bar)) as made:
-                async for item in made:
-                    self._show(bar)
-                    for example in self._examples(item):
-                        yield example
+        try:
+            with self._bar(progress) as bar:
+                async with aclosing(self._amade(bar)) as made:
+                    async for item in made:
+                        self._show(bar)
+                        for example in self._examples(item):
+                            yield example
+        finally:
+            self._rest()
 
     def released(self) -> ReleasedDemonstrations:
         """Returns what was released so far with its privacy report."""
@@ -227,8 +233,6 @@ class Generation(ABC, Generic[T]):
             if missing and not faults:
                 raise not_paid(self._share.component, missing)
         self._check_done(str(faults[0]) if faults else "")
-        if elsewhere.is_ours:
-            elsewhere.executor.close()
 
     def _events(self) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
@@ -270,6 +274,11 @@ class Generation(ABC, Generic[T]):
 
     def _bar(self, progress: bool | None) -> Any:
         return self._new_bar(None if progress is None else not progress)
+
+    def _rest(self) -> None:
+        """Ends workers that are nobody else's, behind a run."""
+        if self._elsewhere is not None:
+            self._elsewhere.rest()
 
     def _show(self, bar: Any) -> None:
         """Shows on the bar what an item brought."""

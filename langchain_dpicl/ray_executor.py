@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+import math
 import os
 import re
 import secrets
@@ -29,7 +30,11 @@ WORKPLACE = "DPICL_WORKPLACE"
 WORKERS = "DPICL_WORKERS"
 """Environment variable that `executor="ray"` takes the number of workers from."""
 
-_SECRET = re.compile(r"://[^/@\s]*:[^/@\s]*@|\bpassword\s*=", re.IGNORECASE)
+_SECRET = re.compile(r"://[^/@]*:[^/@]*@|(ssl)?password\s*=", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"pass(wd|word|phrase)|(?<![a-z])pass(?![a-z])|secret|token(?!iz)|api[_-]?key|credential|authorization",
+    re.IGNORECASE,
+)
 
 STORE_BYTES = 80 * 2**20
 """Memory that a cluster started here sets aside for objects; orders and answers are small."""
@@ -51,9 +56,10 @@ class RayExecutor(Executor):
     Args:
       workplace: "module:function" that returns a `Workplace`; every worker has to be able to import the module.
       options: keyword arguments of the function: public JSON values, such as paths. Passwords and keys belong into the
-        workers' environment; an address with a password is refused.
-      address: "auto", "ray://host:port" or "host:port" of a cluster; None: `RAY_ADDRESS` if it is set, otherwise a
-        cluster of its own on this machine. Where Ray is connected already, that connection is used.
+        workers' environment; an address with a password, and text under a name such as `api_key`, are refused.
+      address: "auto" or "host:port" of a cluster that this machine is part of; None: `RAY_ADDRESS` if it is set,
+        otherwise a cluster of its own on this machine, as with "local". Where Ray is connected already, that
+        connection is used. Ray's client (ray://) is refused: start Ray on this machine, with the cluster's address.
       num_workers: workers at a time.
       num_cpus: logical CPUs that Ray sets aside for a worker.
       num_gpus: GPUs of a worker; Ray shows each worker its own.
@@ -94,6 +100,7 @@ class RayExecutor(Executor):
             "num_gpus": check_real("num_gpus", num_gpus, low=0.0),
             "resources": dict(resources or {}),
         }
+        self._check_target()
         self._ray: ModuleType = _imported(starts_its_own=self._target() is None)
         self._is_ours = False
 
@@ -132,7 +139,14 @@ class RayExecutor(Executor):
             self._ray.shutdown()
 
     def _target(self) -> str | None:
-        return self._address or os.environ.get("RAY_ADDRESS") or None
+        """Returns the address of somebody's cluster; None: one of its own."""
+        found = self._address or os.environ.get("RAY_ADDRESS") or None
+        return None if found == "local" else found
+
+    def _check_target(self) -> None:
+        if (self._target() or "").startswith("ray://"):
+            advice = "Run `ray start --address=HOST:PORT` on this machine and pass 'auto', or submit this as a Ray job."
+            raise fail("address", "'auto' or 'host:port' of a cluster that this machine is part of", "ray://", advice)
 
     def _connect(self) -> None:
         if self._ray.is_initialized():
@@ -142,15 +156,8 @@ class RayExecutor(Executor):
         if self._target() is not None:
             self._init(address=self._target(), **quiet)
             return
-        if os.environ.get("RAY_AUTH_MODE") != "token":
-            raise ConfigurationError(
-                "executor: expected Ray not to be imported before the first RayExecutor, found it imported: a cluster "
-                "of its own could not be closed to the network. Make the executor first, set RAY_AUTH_MODE=token and "
-                "RAY_AUTH_TOKEN for this process, or connect Ray yourself."
-            )
-        cpus = max(1, round(self.num_workers * self._needs["num_cpus"]))
-        gpus = self.num_workers * self._needs["num_gpus"]
-        found = {"num_gpus": gpus} if gpus and gpus == int(gpus) else {}
+        _check_closed(self._ray)
+        cpus = max(1, math.ceil(self.num_workers * self._needs["num_cpus"]))
         resources = {name: self.num_workers * one for name, one in self._needs["resources"].items()}
         self._init(
             address="local",
@@ -158,11 +165,25 @@ class RayExecutor(Executor):
             num_cpus=cpus,
             object_store_memory=STORE_BYTES,
             resources=resources,
-            **found,
             **quiet,
         )
         self._is_ours = True
+        self._check_gpus()
         atexit.register(self.close)
+
+    def _check_gpus(self) -> None:
+        """Ends a cluster that was started here and that no worker would ever find its GPUs in.
+
+        Raises:
+          ConfigurationError: this machine has too few.
+        """
+        needed, found = self._needs["num_gpus"], 0.0
+        if needed:
+            found = float(self._ray.cluster_resources().get("GPU", 0.0))
+        if needed > found:
+            self.close()
+            advice = "Ray counts those that it sees, by CUDA_VISIBLE_DEVICES where it is set."
+            raise fail("num_gpus", f"at most the {found:g} GPUs of this machine", needed, advice)
 
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is told, as its words name hosts and files."""
@@ -241,10 +262,19 @@ def _plain(options: Any) -> dict[str, Any]:
     if found is None:
         advice = "Name files and models; each worker opens its own."
         raise fail("options", "a mapping of JSON values", type(options).__name__, advice)
-    if _SECRET.search(told):
+    if _SECRET.search(told) or _has_secret(found):
         advice = "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment."
-        raise fail("options", "no address with a password", "one (not shown)", advice)
+        raise fail("options", "no password and no key", "one (not shown)", advice)
     return dict(found)
+
+
+def _has_secret(value: Any, name: str = "") -> bool:
+    """Whether text stands under a name that keys have, at any depth; `max_tokens=60` is none."""
+    if isinstance(value, dict):
+        return any(_has_secret(one, f"{name} {key}") for key, one in value.items())
+    if isinstance(value, list):
+        return any(_has_secret(one, name) for one in value)
+    return isinstance(value, str) and bool(value) and bool(_SECRET_NAME.search(name))
 
 
 def _imported(*, starts_its_own: bool) -> ModuleType:
@@ -253,9 +283,30 @@ def _imported(*, starts_its_own: bool) -> ModuleType:
         # Ray's ports are open to the network, and who may use them may run code as we do.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray: ModuleType | None = None
     with suppress(ImportError):
-        return importlib.import_module("ray")
-    raise ConfigurationError("executor: expected Ray, found none. Install it: pip install 'langchain-dpicl[ray]'.")
+        ray = importlib.import_module("ray")
+    if ray is None:
+        raise ConfigurationError("executor: expected Ray, found none. Install it: pip install 'langchain-dpicl[ray]'.")
+    if starts_its_own and not ray.is_initialized():
+        _check_closed(ray)
+    return ray
+
+
+def _check_closed(ray: Any) -> None:
+    """Refuses to start a cluster that whoever reaches its ports may use. Ray reads this once, as it is imported.
+
+    Raises:
+      ConfigurationError: Ray asks for no token.
+    """
+    raylet = getattr(ray, "_raylet", None)
+    mode = getattr(raylet, "get_authentication_mode", None)
+    if mode is None or mode() != raylet.AuthenticationMode.TOKEN:  # type: ignore[union-attr]
+        raise ConfigurationError(
+            "executor: expected Ray to ask for a token, found that it was imported, or set up, without: a cluster of "
+            "its own could not be closed to the network. Make the first RayExecutor before Ray is imported, set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before the process starts, or connect Ray yourself."
+        )
 
 
 ExecutorLike = Executor | Literal["ray"] | None

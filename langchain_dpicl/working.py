@@ -7,18 +7,28 @@ answer, nor in an error, whose frames and words stay here.
 from __future__ import annotations
 
 import importlib
+import math
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    MemoError,
+    PrivacyBudgetMismatchError,
+)
 from langchain_dpicl.executors import Answer, Work
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.shares import Uncopyable
-from langchain_dpicl.stores import ReleaseMemo, SQLiteMemo, SQLiteStore
+from langchain_dpicl.stores import MemoKey, ReleaseMemo, SQLiteMemo, SQLiteStore
+from langchain_dpicl.stores.memos import TURN_SECONDS
 
 
 class Workplace(Uncopyable):
@@ -82,6 +92,57 @@ class Workplace(Uncopyable):
         shown = {"private": self.private, "budget": self.budget, "memo": self.memo}
         told = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
         return f"Workplace(llm={type(self.llm).__name__}, {told})"
+
+
+class TurnLostError(MemoError):
+    """A worker's turn at a job is over; another one goes on with it."""
+
+
+class JobTurn:
+    """A worker's turn at a job: nobody else pays for it meanwhile.
+
+    A turn ends by itself after a while, as its holder may have been killed; a live one takes it again in time.
+
+    Args:
+      memo: where turns are kept.
+      key: of what the job releases.
+    """
+
+    def __init__(self, memo: ReleaseMemo, key: MemoKey) -> None:
+        self._memo = memo
+        self._key = key
+        self._holder = secrets.token_hex(16)
+        self._seconds: float = getattr(memo, "turn_seconds", TURN_SECONDS)
+        self._since = -math.inf
+
+    def take(self) -> bool:
+        """Takes the turn, or takes it again; False: another worker has it."""
+        now = time.monotonic()  # before it is written: it lasts at least so long
+        has_it = self._memo.claim(self._key, self._holder)
+        self._since = now if has_it else -math.inf
+        return has_it
+
+    def check(self, told: str | None) -> None:
+        """Takes the turn again where a quarter of it is over; called right before a ticket is reserved.
+
+        Args:
+          told: what stood in the memo as this worker left it.
+
+        Raises:
+          TurnLostError: another worker has it, or went on with the job meanwhile.
+        """
+        if time.monotonic() - self._since < self._seconds / 4:
+            return
+        if not self.take() or self._memo.recall(self._key) != told:
+            raise TurnLostError("memo: expected the turn at this job, found that another worker has gone on with it.")
+
+    def leave(self) -> None:
+        """Ends the turn."""
+        self._memo.leave(self._key, self._holder)
+
+    def busy(self, *, tickets: int = 0) -> Answer:
+        """Returns the answer of a worker whose turn it is not, with how long a turn may last without its holder."""
+        return Answer("busy", self._seconds, tickets=tickets)
 
 
 def check_reached(budget: Budget, *, is_one_host: bool) -> None:
@@ -154,9 +215,10 @@ class Worker:
         self._is_one_host = is_one_host
         self._place: Workplace | None = None
         self._works: dict[str, Callable[[Any], Answer]] = {}
+        self._orders: dict[str, Work] = {}
 
     def begin(self, work: Work) -> Answer:
-        """Begins a work, once."""
+        """Begins a work, once; another one under the same key is refused."""
         return _answered(lambda: self._begun(work))
 
     def do(self, key: str, job: Any) -> Answer:
@@ -167,8 +229,12 @@ class Worker:
         if self._place is None:
             self._place = self._setup.place()
             self._place._is_one_host = self._is_one_host  # noqa: SLF001  its own module
-        if work.key not in self._works:
-            self._works[work.key] = work.begin(self._place)
+        key = work.key
+        if key not in self._works:
+            self._works[key] = work.begin(self._place)
+            self._orders[key] = work
+        elif self._orders[key] != work:
+            raise fail("work", "the order that was begun under this key", "another", "Orders differ by their keys.")
         return Answer("done")
 
     def __repr__(self) -> str:
@@ -186,4 +252,4 @@ def _answered(action: Callable[[], Answer]) -> Answer:
     raise stop  # from a frame without anything private
 
 
-__all__ = ["Setup", "Worker", "Workplace", "check_reached"]
+__all__ = ["JobTurn", "Setup", "TurnLostError", "Worker", "Workplace", "check_reached"]

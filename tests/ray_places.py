@@ -23,6 +23,12 @@ from tests.canary import RECORD
 LABELS = ("card", "cash")
 PUBLIC_SIZE = 8
 CHANCES = {" paid": 0.3, " late": 0.25, " twice": 0.2, "\n": 0.1, " card": 0.08, " cash": 0.07}
+LAW = "Choose one word."
+"""An instruction under which the engine writes one of many words: all alike in public, one of them by the records."""
+OTHERS = 30
+"""Words beside the one that the records speak for."""
+TOP = 0.97
+"""What a record gives to its word; the rest is shared by the others."""
 TURN_SECONDS = 2.0
 """Short, as tests kill who has a turn."""
 
@@ -51,9 +57,17 @@ def engine(
             time.sleep(seconds)
             if stop_file and prefix and Path(stop_file).exists():
                 raise ConnectionError
+        if LAW in prompt:
+            return {"\n": 1.0} if prefix else word_chances(RECORD in prompt)
         return CHANCES if len(prefix) < 2 else {"\n": 1.0}
 
-    return FakeBackend(chances, max_top_k=6, name=name)
+    return FakeBackend(chances, max_top_k=OTHERS + 10, name=name)
+
+
+def word_chances(by_records: bool) -> dict[str, float]:
+    """Returns the chances of the words under `LAW`."""
+    top = TOP if by_records else 1.5 / (OTHERS + 1.5)
+    return {" top": top} | {f" w{number:02}": (1.0 - top) / OTHERS for number in range(OTHERS)}
 
 
 @functools.cache

@@ -118,6 +118,8 @@ class ReleaseMemo(Protocol):
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, unless somebody else has it; a turn ends by `leave`, or after a while by itself.
 
+        Its holder may take it again, before it ends, and then has it for as long once more.
+
         Args:
           key: of the answer.
           holder: who asks for the turn; a name that nobody else has.

@@ -58,7 +58,7 @@ _CLAIM = """
 INSERT INTO {turns} AS held (scope, tenant, query, holder, until)
 VALUES (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
 ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until = excluded.until
-WHERE held.until <= clock_timestamp() RETURNING holder
+WHERE held.until <= clock_timestamp() OR held.holder = excluded.holder RETURNING holder
 """
 _LEAVE = "DELETE FROM {turns} WHERE scope = %s AND tenant = %s AND query = %s AND holder = %s"
 # Of holders that were killed; what somebody else is about to change is left to that one.
@@ -176,6 +176,11 @@ class PostgresMemo(ReleaseMemo):
         return self._size
 
     @property
+    def turn_seconds(self) -> float:
+        """How long a turn lasts that is not taken again."""
+        return self._turn
+
+    @property
     def description(self) -> str:
         """Public words on where the memo lives; no user and no password."""
         return f"{self._link.place}, memo in schema {self._schema}"
@@ -195,7 +200,7 @@ class PostgresMemo(ReleaseMemo):
         )
 
     def claim(self, key: MemoKey, holder: str) -> bool:
-        """Takes the turn to answer, unless somebody else has it; see `ReleaseMemo`."""
+        """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
         return self._written((self._query(_CLAIM), (*key, holder, self._turn)))[0] == 1
 
     def leave(self, key: MemoKey, holder: str) -> None:

@@ -69,7 +69,10 @@ _DROP_OLDEST = (
 _LONGEST_TURN = 7 * 86400.0
 # A turn that seems to end long after any could was taken by a clock that went wrong.
 _END_LATE_TURNS = "DELETE FROM turns WHERE until <= ? OR until > ?"
-_CLAIM = "INSERT OR IGNORE INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?)"
+_CLAIM = (
+    "INSERT INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (scope, tenant, query) DO UPDATE SET until = excluded.until WHERE holder = excluded.holder"
+)
 _LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND holder = ?"
 
 T = TypeVar("T")
@@ -144,6 +147,11 @@ class SQLiteMemo(ReleaseMemo):
         return self._size
 
     @property
+    def turn_seconds(self) -> float:
+        """How long a turn lasts that is not taken again."""
+        return self._turn
+
+    @property
     def description(self) -> str:
         """Public words on where the memo lives; no folder, which may name a person."""
         return f"SQLite file {self._path.name}"
@@ -163,7 +171,7 @@ class SQLiteMemo(ReleaseMemo):
         self._written(write)
 
     def claim(self, key: MemoKey, holder: str) -> bool:
-        """Takes the turn to answer, unless somebody else has it; see `ReleaseMemo`."""
+        """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
 
         def take(connection: sqlite3.Connection) -> bool:
             now = time.time()

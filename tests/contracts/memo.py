@@ -125,6 +125,16 @@ class SharedMemoContract(MemoContract):
         memo.leave(KEY, "killed")  # late: the turn is no longer its own
         assert not memo.claim(KEY, "third")
 
+    def test_a_turn_can_be_taken_again_by_its_holder_alone(self, tmp_path: Path) -> None:
+        memo = self.make_memo(tmp_path)
+        assert memo.claim(KEY, "one")
+        self.change(memo, self.END_OF_TURNS)
+        assert memo.claim(KEY, "one")
+        assert not memo.claim(KEY, "two")
+        assert memo.claim(KEY, "one")
+        memo.leave(KEY, "one")
+        assert memo.claim(KEY, "two")
+
     def test_a_turn_lasts_as_long_as_was_said(self, tmp_path: Path) -> None:
         memo = self.make_memo(tmp_path, turn_seconds=0.02)
         assert memo.claim(KEY, "killed")

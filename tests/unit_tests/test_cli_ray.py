@@ -48,11 +48,12 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     return made
 
 
-def command(*more: str, out: str = "out.json") -> list[str]:
+def command(*more: str, out: str = "out.json", unnamed: bool = False) -> list[str]:
     labels = ["--label-key", "queue", "--label", "card", "--label", "cash", "--public-size", "8"]
     sizes = ["--num-slots", "4", "--shots-per-label", "2", "--max-tokens", "3", "--epsilon", "8", "--delta", "1e-4"]
     model = ["--model", "tests.cli_ray_model:MODEL", "--public-top-k", "3"]
-    return ["generate", "records.jsonl", "--out", out, *labels, *sizes, *model, *more]
+    named = [] if unnamed else ["--dataset-id", "tickets"]
+    return ["generate", "records.jsonl", "--out", out, *labels, *sizes, *model, *named, *more]
 
 
 class TestARunWithWorkers:
@@ -66,13 +67,13 @@ class TestARunWithWorkers:
         assert [crew.num_workers for crew in crews] == [3, 3]
         budget = PrivacyBudgetCallbackHandler.open(folder / "ledger.db").budget
         assert budget.dangling() == ()
-        assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generate-private-examples"]
+        assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generate-tickets"]
         assert RECORD not in capsys.readouterr().out
 
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
-        assert main(command("--ray", "ray://head:10001", "--ledger", "ledger.db", "--quiet")) == 0
+        assert main(command("--ray", "head:6379", "--ledger", "ledger.db", "--quiet")) == 0
         options = crews[0].setup.options
-        assert crews[0].address == "ray://head:10001"
+        assert crews[0].address == "head:6379"
         assert options["file"] == str(folder / "records.jsonl")
         assert options["ledger"] == str(folder / "ledger.db")
         assert RECORD not in json.dumps(options)
@@ -114,6 +115,10 @@ class TestItRefuses:
     def test_workers_without_a_ledger(self, folder: Path, capsys: Any) -> None:
         assert main(command("--ray")) == 2
         assert "--ledger: expected the ledger" in capsys.readouterr().err
+
+    def test_records_without_a_name_which_could_be_taken_for_others(self, folder: Path, capsys: Any) -> None:
+        assert main(command("--ray", "--ledger", "ledger.db", unnamed=True)) == 2
+        assert "--dataset-id: expected a name of these records, or --component" in capsys.readouterr().err
 
     def test_no_workers(self, folder: Path, capsys: Any) -> None:
         assert main(command("--ray", "--workers", "0", "--ledger", "ledger.db")) == 2

@@ -6,19 +6,24 @@ import asyncio
 import json
 import pickle
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 from langchain_core.prompts import PromptTemplate
+from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl._work_texts import TextWork
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
+    MemoError,
     ModelCallError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
@@ -27,14 +32,28 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.executors import MOST_DEATHS, Answer
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation
+from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.ledger_state import COMMIT, RESERVE
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.stores import SQLiteMemo
+from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.working import Setup, Worker, Workplace
 from tests.canary import RECORD
 from tests.crews import Crew, House
 from tests.ray_places import PUBLIC_SIZE, engine, records, talker
+
+
+class Clock:
+    """Stands for `time`: every look at it takes some seconds, and nobody sleeps."""
+
+    def __init__(self, *, step: float = 0.0) -> None:
+        self.now, self.step = 0.0, step
+
+    def monotonic(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture
@@ -98,6 +117,54 @@ class TestDemonstrations:
         assert RECORD.encode() not in told
 
 
+class TestAnExecutorUsedAgain:
+    """Each worker does what the run at hand was planned as, whatever it had begun before."""
+
+    def begun(self, made: Any, crew: Crew) -> None:
+        """Has a worker begin an order, and stops before anything is reserved."""
+        with patch.object(crew, "_do", lambda *given: crew._ask(lambda: Answer("fault", error="ModelCallError"))):
+            list(crew.spread(made._elsewhere.work, [made._job(made._items[0])]))
+
+    def noise(self, made: Any) -> Any:
+        return made.plan.release.mechanism
+
+    def test_takes_the_noise_of_a_share_that_was_declared_anew(self, house: House) -> None:
+        crew = house.crew(num_workers=1)
+        self.begun(house.synthesizer(crew, epsilon=4.0), crew)
+        later = house.synthesizer(crew, epsilon=2.0)
+        assert later.run(progress=False).epsilon == 2.0
+        first, second = crew._hands[0].handle._works.values()
+        assert self.noise(later) == second._plan.release.mechanism != first._plan.release.mechanism
+
+    def test_takes_the_instruction_of_the_report(self, house: House) -> None:
+        crew = house.crew(num_workers=1)
+        self.begun(house.synthesizer(crew, instruction="One."), crew)
+        told = house.synthesizer(crew, instruction="Two.").run(progress=False).plan["instruction"]
+        assert told == [one._script.wording.instruction for one in crew._hands[0].handle._works.values()][-1] == "Two."
+
+    def test_takes_the_wording_of_labels(self, house: House) -> None:
+        crew = house.crew(num_workers=1)
+        house.labeler(crew, ["one"], max_queries=2, prefix="First.").run(progress=False)
+        house.labeler(crew, ["two"], max_queries=2, prefix="Second.").run(progress=False)
+        told = [one.__self__._public["prefix"] for one in crew._hands[0].handle._works.values()]
+        assert told == ["First.", "Second."]
+
+    def test_has_keys_that_outlive_pickling_and_tell_orders_apart(self, house: House) -> None:
+        changes: list[dict[str, Any]] = [{}, {"instruction": "x"}, {"epsilon": 3.0}, {"max_tokens": 2}, {"stop": ["."]}]
+        works = [house.synthesizer(house.crew(), **one)._elsewhere.work for one in changes]
+        works += [house.labeler(house.crew(), ["a"], **one)._elsewhere.work for one in ({}, {"prefix": "x"})]
+        assert len({work.key for work in works}) == len(works)
+        assert [pickle.loads(pickle.dumps(work)).key for work in works] == [work.key for work in works]  # noqa: S301
+
+    def test_is_refused_an_order_under_the_key_of_another(self) -> None:
+        worker = Worker(Setup("tests.ray_places:writer", {}), is_one_host=True)
+        work = TextWork("FakeBackend", 3, ())
+        assert worker.begin(work).kind == worker.begin(TextWork("FakeBackend", 3, ())).kind == "done"
+        with patch.object(TextWork, "key", work.key):
+            answer = worker.begin(TextWork("FakeBackend", 4, ()))
+        assert (answer.kind, answer.error) == ("fault", "ConfigurationError")
+
+
 class TestAWorkerThatDies:
     def test_before_it_spent_costs_nothing(self, house: House) -> None:
         crew = house.crew(dies=lambda number, job: number == 2)
@@ -130,6 +197,71 @@ class TestAWorkerThatDies:
         with pytest.raises(SynthesisInterruptedError, match="died as they started"):
             house.synthesizer(crew).run(progress=False)
         assert crew.hired == MOST_DEATHS
+
+    def test_late_in_a_run_is_replaced_and_what_replaces_it_gets_its_own_time_to_start(self, house: House) -> None:
+        clock = Clock()
+
+        def dies(number: int, job: Any) -> bool:
+            clock.now += 2000.0 * (number == 4)
+            return number == 4
+
+        crew = house.crew(num_workers=1, dies=dies)
+        ready = crew._ready
+        looks: list[int] = []
+
+        def slow(awaited: Any, seconds: float) -> Any:
+            looks.append(1)
+            return ready(awaited, seconds) if len(looks) % 2 else ()
+
+        made = house.synthesizer(crew)
+        with patch("langchain_dpicl.executors.time", clock), patch.object(crew, "_ready", slow):
+            made.run(progress=False)
+        assert made.finished
+        assert crew.hired == 2
+
+    def test_that_never_comes_leaves_nothing_behind_that_stops_the_next_run(self, house: House) -> None:
+        crew = house.crew()
+        with (
+            patch.object(crew, "_ready", lambda awaited, seconds: ()),
+            patch("langchain_dpicl.executors.time", Clock(step=500)),
+            pytest.raises(SynthesisInterruptedError, match="no worker has begun"),
+        ):
+            house.synthesizer(crew).run(progress=False)
+        assert crew._flights == {}
+        assert crew.dismissed == crew.hired == 2
+        assert len(house.synthesizer(crew).run(progress=False).examples) == 6
+
+    def test_while_it_begins_for_a_run_that_was_left_says_nothing_of_the_next(self, house: House) -> None:
+        crew = house.crew(num_workers=2)
+        begun: list[int] = []
+        fault = Answer("fault", error="LedgerError", message="not now")
+        begin = crew._begin
+
+        def late(handle: Any, work: Any) -> int:
+            begun.append(1)
+            return crew._ask(lambda: fault) if len(begun) <= 2 else begin(handle, work)
+
+        crew._begin = late
+        made = house.synthesizer(crew)
+        with pytest.raises(LedgerError, match="not now"):
+            made.run(progress=False)
+        assert len(made.run(progress=False).examples) == 6
+        assert crew.hired == 4
+
+    def test_as_it_starts_now_and_then_does_not_stop_the_run(self, house: House) -> None:
+        begun: list[int] = []
+        crew = house.crew(num_workers=1, dies=lambda number, job: number % 2 == 1 and number < 12)
+        begin = crew._begin
+
+        def often(handle: Any, work: Any) -> int:
+            begun.append(1)
+            return crew._ask(lambda: None) if len(begun) % 2 else begin(handle, work)
+
+        crew._begin = often
+        made = house.synthesizer(crew)
+        made.run(progress=False)
+        assert made.finished
+        assert len(begun) > 2 * MOST_DEATHS
 
     def test_that_never_comes_stops_the_run_in_the_end(self, house: House) -> None:
         crew = house.crew()
@@ -183,6 +315,101 @@ class TestABurntTicket:
         assert house.budget().dangling() == ()
 
 
+class TestATurn:
+    """Two live workers at one job: one of them pays, and the other waits."""
+
+    def asker(self, house: House, work: Any) -> tuple[Workplace, Any]:
+        """Returns a place whose turns are long, and what does a job of a work in it."""
+        place = house.setup().place()
+        place._is_one_host = True
+        place.memo._turn = 60.0
+        return place, work.begin(place)
+
+    @pytest.mark.parametrize("kind", ["demo", "label"])
+    def test_is_kept_by_a_worker_that_is_slower_than_it(self, house: House, kind: str) -> None:
+        made = self.run_of(house, kind)
+        place, ask = self.asker(house, made._elsewhere.work)
+        _, other = self.asker(house, made._elsewhere.work)
+        found: list[Any] = []
+        clock = Clock()
+        claim = place.memo.claim
+
+        def renewed(key: Any, holder: str) -> bool:
+            found.append(claim(key, holder))
+            if len(found) > 1:
+                clock.now += 30.0  # half a turn for every block
+                assert other(self.job(made)).kind == "busy"
+            return found[-1]
+
+        place.memo.claim = renewed
+        with patch("langchain_dpicl.working.time", clock):
+            clock.step = 20.0
+            assert ask(self.job(made)).kind == "done"
+        assert len(found) > 1
+        assert all(found)
+
+    @pytest.mark.parametrize("kind", ["demo", "label"])
+    def test_that_went_to_another_worker_is_noticed_before_anything_is_paid(self, house: House, kind: str) -> None:
+        made = self.run_of(house, kind)
+        place, ask = self.asker(house, made._elsewhere.work)
+        _, other = self.asker(house, made._elsewhere.work)
+        told: list[Answer] = []
+        claim = place.memo.claim
+
+        def late(key: Any, holder: str) -> bool:
+            if not told:
+                told.append(Answer("busy"))
+                assert claim(key, holder)
+                place.memo.leave(key, holder)  # as a turn that is over
+                told[0] = other(self.job(made))
+                return True
+            return claim(key, holder)
+
+        place.memo.claim = late
+        clock = Clock(step=20.0)
+        before, recall = iter([None, None]), place.memo.recall  # as before the other had kept anything
+        late_look = patch.object(place.memo, "recall", lambda key: next(before, recall(key)))
+        with patch("langchain_dpicl.working.time", clock), late_look:
+            answer = ask(self.job(made))
+        spent = lines(house, RESERVE)
+        assert (told[0].kind, told[0].tickets) == ("done", spent)
+        assert (answer.kind, answer.tickets, answer.told) == ("busy", 0, 60.0)
+        again = ask(self.job(made))
+        assert (again.kind, again.told, again.tickets) == ("done", told[0].told, 0)
+        assert lines(house, RESERVE) == spent
+
+    @pytest.mark.parametrize("kind", ["demo", "label"])
+    def test_is_left_when_the_job_is_done(self, house: House, kind: str) -> None:
+        made = self.run_of(house, kind)
+        made.run(progress=False)
+        with closing(sqlite3.connect(house.memo)) as memo:
+            assert memo.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+
+    def test_of_another_run_is_waited_for_and_then_told(self, house: House) -> None:
+        made = self.run_of(house, "label")
+        crew = made._elsewhere.executor
+        answers = iter([Answer("busy", 100.0, tickets=1), Answer("busy", 100.0), Answer("busy", 100.0)])
+        clock = Clock()
+
+        def do(handle: Any, key: str, job: Any) -> int:
+            clock.now += 150.0
+            return crew._ask(lambda: next(answers))
+
+        with patch.object(crew, "_do", do), patch("langchain_dpicl.executors.time", clock):
+            found = [one for one in crew.spread(made._elsewhere.work, [self.job(made)]) if one is not None]
+        assert [(one.kind, one.error, one.tickets) for _, one in found] == [("fault", "ConfigurationError", 1)]
+        assert list(answers) == []
+
+    def run_of(self, house: House, kind: str) -> Any:
+        crew = house.crew(num_workers=1)
+        if kind == "demo":
+            return house.synthesizer(crew, redraw_every=1)
+        return house.labeler(crew, ["one"], max_queries=2)
+
+    def job(self, made: Any) -> Any:
+        return ("card", 0) if hasattr(made, "_job") else (("text", "one"),)
+
+
 class TestWhatIsReleased:
     def test_stands_in_the_memo_before_its_ticket_is_committed(
         self, house: House, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +438,7 @@ class TestWhatIsReleased:
         remember = place.memo.remember
         place.memo.remember = lambda key, told, **how: remember(key, "another's", **how)
         answer = made._elsewhere.work.begin(place)(("card", 0))
-        assert (answer.kind, answer.error, answer.tickets) == ("fault", "MemoError", 1)
+        assert (answer.kind, answer.tickets) == ("busy", 1)
 
 
 class TestALedgerOrMemo:
@@ -240,6 +467,14 @@ class TestALedgerOrMemo:
         with pytest.raises(ConfigurationError, match="private, budget and memo"):
             place.paid(ledger_id="x", num_jobs=1)
 
+    def test_that_may_be_each_workers_own_is_refused(self, house: House) -> None:
+        memo = StoreMemo(InMemoryByteStore(), durable=True)
+        memo.size = 9  # type: ignore[attr-defined]
+        place = Workplace(engine(), private=records(), budget=house.budget(), memo=memo)
+        place._is_one_host = True
+        with pytest.raises(LedgerError, match="memo: expected one that all workers reach"):
+            place.paid(ledger_id=house.budget().ledger_id, num_jobs=1)
+
     def test_that_forgets_what_the_run_released_is_refused(self, house: House) -> None:
         place = Workplace(engine(), private=records(), budget=house.budget(), memo=SQLiteMemo(house.memo, size=2))
         place._is_one_host = True
@@ -251,6 +486,11 @@ class TestWhatAWorkerHas:
     def test_has_to_be_the_model_of_the_plan(self, house: House) -> None:
         with pytest.raises(ConfigurationError, match="another in"):
             house.synthesizer(house.crew(options={"name": "other"})).run(progress=False)
+        assert lines(house, RESERVE) == 0
+
+    def test_has_to_be_the_model_of_the_plan_for_labels_too(self, house: House) -> None:
+        with pytest.raises(ConfigurationError, match=r"another in \['model'\]"):
+            house.labeler(house.crew(options={"name": "other"}), ["one"]).run(progress=False)
         assert lines(house, RESERVE) == 0
 
     def test_has_to_be_declared_as_the_ledger_knows_it(self, house: House) -> None:
@@ -356,9 +596,51 @@ class TestLabels:
         made = house.labeler(house.crew(), self.INPUTS)
         assert len([one async for one in made.astream(progress=False)]) == 4
 
+    @pytest.mark.parametrize("way", ["label", "alabel"])
+    async def test_asked_for_one_by_one_come_from_workers_too_and_are_paid_for_once(
+        self, house: House, way: str
+    ) -> None:
+        crew = house.crew()
+        made = house.labeler(crew, self.INPUTS[:2], max_queries=2)
+        entry = await made.alabel("one") if way == "alabel" else await asyncio.to_thread(made.label, "one")
+        assert crew.jobs == [(("text", "one"),)]
+        assert made.pool.entries[0] == entry
+        later = house.labeler(house.crew(), self.INPUTS[:2], max_queries=2)
+        assert later.run(progress=False).entries[0] == entry
+        assert lines(house, RESERVE) == lines(house, COMMIT) == 2
+        with pytest.raises(PrivacyBudgetExceededError, match="remaining 0"):
+            later.label("three")
+
+    def test_are_in_the_checkpoint_as_they_come(self, house: House) -> None:
+        path = house.memo.parent / "pool.json"
+        made = house.labeler(house.crew(), self.INPUTS, checkpoint=path)
+        for count, _ in enumerate(made.stream(progress=False), 1):
+            kept = json.loads(path.read_text())["entries"]
+            assert sum(one["status"] != "waiting" for one in kept) == count
+
     def test_beyond_the_share_wait(self, house: House) -> None:
         pool = house.labeler(house.crew(), self.INPUTS, max_queries=3).run(progress=False)
         assert Counter(one.status == "waiting" for one in pool.entries) == {True: 1, False: 3}
+
+    def test_that_the_memo_could_not_keep_are_kept_later_and_not_paid_for_again(self, house: House) -> None:
+        crew = house.crew(num_workers=1)
+        made = house.labeler(crew, self.INPUTS[:1])
+        broken = patch.object(SQLiteMemo, "remember", side_effect=MemoError("no space"))
+        with broken, pytest.raises(MemoError, match="no space"):
+            made.run(progress=False)
+        (released,) = next(iter(crew._hands[0].handle._works.values())).__self__._entries
+        (entry,) = made.run(progress=False).entries
+        assert entry.to_dict() == released.to_dict()
+        assert entry.status != "waiting"
+        assert house.labeler(house.crew(), self.INPUTS[:1]).run(progress=False).entries == (entry,)
+        assert lines(house, RESERVE) == 1
+
+    def test_that_a_budget_refuses_for_another_reason_are_not_told_as_unpaid(self, house: House) -> None:
+        made = house.labeler(house.crew(), self.INPUTS)
+        refusal = PrivacyBudgetExceededError("the account is empty", requested=1, remaining=0)
+        refused = patch.object(Share, "reserve", side_effect=refusal)
+        with refused, pytest.raises(PrivacyBudgetExceededError, match="the account is empty"):
+            made.run(progress=False)
 
     def test_of_a_worker_that_died_are_asked_for_again(self, house: House) -> None:
         crew = house.crew(dies=lambda number, job: {1: True, 3: "after"}.get(number, False))
@@ -410,6 +692,58 @@ class TestCandidates:
         crew = Crew(Setup("tests.ray_places:talker", {}))
         assert len((await self.evolution(house, crew).arun(progress=False)).examples) == 1
 
+    def test_that_came_are_kept_where_others_could_not_be_written(self, house: House) -> None:
+        crew = Crew(Setup("tests.ray_places:talker", {}), num_workers=3)
+        made = self.evolution(house, crew)
+        do, fault = crew._do, Answer("fault", error="ModelCallError")
+        crew._do = lambda handle, key, job: crew._ask(lambda: fault) if job[0] == 1 else do(handle, key, job)
+        with pytest.raises(SynthesisInterruptedError):
+            made.run(progress=False)
+        del crew._do
+        first = [job[0] for job in crew.jobs]
+        made.run(progress=False)
+        assert first == [0, 2]
+        assert [job[0] for job in crew.jobs[2:]] == [1, 0]  # what was missing, and the variations
+        assert list(made.history[None][0]) == list(self.history_here(house))
+
+    def history_here(self, house: House) -> dict[str, float]:
+        here = self.evolution(house, None)
+        here.run(progress=False)
+        return here.history[None][0]
+
+    async def test_that_are_awaited_can_be_cancelled_between_two_jobs(self, house: House) -> None:
+        crew = Crew(Setup("tests.ray_places:talker", {}), num_workers=1)
+        made = self.evolution(house, crew)
+        do = crew._do
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow(handle: Any, key: str, job: Any) -> int:
+            loop.call_soon_threadsafe(started.set)
+            time.sleep(0.05)
+            return do(handle, key, job)
+
+        crew._do = slow
+        run = asyncio.create_task(made.arun(progress=False))
+        await started.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert len(crew.jobs) < 3
+
+    @pytest.mark.parametrize("way", ["run", "arun"])
+    async def test_of_an_executor_of_the_environment_leave_no_worker_behind(
+        self, house: House, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        crew = Crew(Setup("tests.ray_places:talker", {}))
+        monkeypatch.setattr("langchain_dpicl.ray_executor.RayExecutor.from_environment", lambda: crew)
+        made = self.evolution(house, "ray")
+        if way == "run":
+            await asyncio.to_thread(made.run, progress=False)
+        else:
+            await made.arun(progress=False)
+        assert crew.dismissed == crew.hired > 0
+
     def test_that_cannot_be_written_cost_nothing(self, house: House) -> None:
         crew = Crew(Setup("tests.ray_places:talker", {"is_out": True}))
         made = self.evolution(house, crew)
@@ -440,6 +774,19 @@ class TestATemplate:
         )
         assert len(prompt.examples or ()) == 2
         assert prompt.epsilon == 4.0
+
+
+@pytest.mark.parametrize("kind", ["demo", "label"])
+def test_an_executor_of_the_environment_is_closed_behind_a_refusal(
+    house: House, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    crew = house.crew()
+    monkeypatch.setattr("langchain_dpicl.ray_executor.RayExecutor.from_environment", lambda: crew)
+    made = house.synthesizer("ray") if kind == "demo" else house.labeler("ray", ["one"])
+    refusal = PrivacyBudgetExceededError("the account is empty", requested=1, remaining=0)
+    with patch.object(Share, "reserve", side_effect=refusal), pytest.raises(PrivacyBudgetExceededError):
+        made.run(progress=False)
+    assert crew.dismissed == crew.hired > 0
 
 
 def test_an_executor_of_the_environment_is_closed_when_all_is_done(

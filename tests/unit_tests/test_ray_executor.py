@@ -22,7 +22,14 @@ class FakeRay(SimpleNamespace):
     """As much of Ray as an executor asks for; remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(told=[], up=False, exceptions=SimpleNamespace(RayError=ConnectionError))
+        super().__init__(told=[], up=False, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
+        mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
+        self._raylet = SimpleNamespace(
+            get_authentication_mode=lambda: mode, AuthenticationMode=SimpleNamespace(TOKEN=1)
+        )
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0, "GPU": self.gpus}
 
     def is_initialized(self) -> bool:
         return self.up
@@ -53,9 +60,9 @@ class FakeRay(SimpleNamespace):
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     made = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", made)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     return made
@@ -63,20 +70,51 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 class TestAClusterOfItsOwn:
     def test_is_quiet_and_as_large_as_its_workers(self, ray: FakeRay) -> None:
-        with RayExecutor("app:place", num_workers=3, num_cpus=2, num_gpus=1, resources={"tpu": 1}) as made:
+        ray.gpus = 2.0
+        with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1}) as made:
             assert made.is_one_host
             made._hire()
         (_, started), *_ = ray.told
         assert (started["address"], started["include_dashboard"], started["log_to_driver"]) == ("local", False, False)
-        assert (started["num_cpus"], started["num_gpus"], started["resources"]) == (6, 3, {"tpu": 3})
+        assert (started["num_cpus"], started["resources"]) == (2, {"tpu": 3})
+        assert "num_gpus" not in started  # what Ray finds, no more
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
         assert ray.told[-1][0] == "shutdown"
 
-    def test_is_refused_where_others_could_use_it(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_refused_where_others_could_use_it_whatever_is_set_later(
+        self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("RAY_AUTH_MODE")
-        with pytest.raises(ConfigurationError, match="RAY_AUTH_MODE=token"):
-            RayExecutor("app:place")._hire()
-        assert ray.told == []
+        opened = FakeRay()
+        monkeypatch.setitem(sys.modules, "ray", opened)
+        beside = RayExecutor("app:place", address="head:6379")
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(ConfigurationError, match="before the process starts"):
+            RayExecutor("app:place")
+        beside._address = None
+        with pytest.raises(ConfigurationError, match="before the process starts"):
+            beside._hire()
+        assert opened.told == []
+        opened.up = True
+        RayExecutor("app:place")  # somebody's connection
+
+    @pytest.mark.parametrize("how", ["given", "environment"])
+    def test_is_what_local_means(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", "local")
+        made = RayExecutor("app:place", address="local" if how == "given" else None)
+        assert made.is_one_host
+        made._hire()
+        assert made.is_one_host
+        made.close()
+        assert ray.told[-1][0] == "shutdown"
+
+    @pytest.mark.parametrize("needed", [0.5, 1])
+    def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
+        made = RayExecutor("app:place", num_gpus=needed)
+        with pytest.raises(ConfigurationError, match="num_gpus: expected at most the 0 GPUs"):
+            made._hire()
+        assert [name for name, _ in ray.told] == ["init", "shutdown"]
 
     def test_sets_a_token_before_it_imports_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
@@ -90,7 +128,7 @@ class TestAClusterOfItsOwn:
             return FakeRay()
 
         monkeypatch.setattr("langchain_dpicl.ray_executor.importlib.import_module", imported)
-        RayExecutor("app:place", address="ray://head:10001")
+        RayExecutor("app:place", address="head:6379")
         RayExecutor("app:place")
         assert seen == [("ray", None, 0), ("ray", "token", 64)]
         monkeypatch.setenv("RAY_AUTH_MODE", "")  # taken away again with what the executor set
@@ -110,14 +148,14 @@ class TestAClusterOfOthers:
     @pytest.mark.parametrize("how", ["given", "environment", "connected"])
     def test_is_used_as_it_is_and_left_up(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
         if how == "environment":
-            monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+            monkeypatch.setenv("RAY_ADDRESS", "head:6379")
         ray.up = how == "connected"
-        made = RayExecutor("app:place", address="ray://head:10001" if how == "given" else None)
+        made = RayExecutor("app:place", address="head:6379" if how == "given" else None)
         assert not made.is_one_host
         made._hire()
         made.close()
         starts = [told for name, told in ray.told if name == "init"]
-        assert [one["address"] for one in starts] == ([] if how == "connected" else ["ray://head:10001"])
+        assert [one["address"] for one in starts] == ([] if how == "connected" else ["head:6379"])
         assert "shutdown" not in dict(ray.told)
 
 
@@ -161,6 +199,43 @@ class TestWhatIsRefused:
             RayExecutor("app:place", options={"ledger": where.format(WORD)})
         assert WORD not in str(refusal.value)
         RayExecutor("app:place", options={"ledger": "postgresql://me@db/app"})
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"password": WORD},
+            {"api_key": WORD},
+            {"client": [{"apiKey": WORD}]},
+            {"headers": {"Authorization": f"Bearer {WORD}"}},
+            {"hf_token": WORD},
+            {"tokens": {"hub": [WORD]}},
+            {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
+            {"ledger": f"postgresql://me:{WORD} and more@db/app"},
+        ],
+    )
+    def test_keys_in_options_at_any_depth(self, ray: FakeRay, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="no password and no key") as refusal:
+            RayExecutor("app:place", options=options)
+        assert WORD not in str(refusal.value)
+
+    def test_but_not_numbers_of_tokens_nor_paths(self, ray: FakeRay) -> None:
+        options = {
+            "max_tokens": 60,
+            "tokenizer_limits": [1, 2],
+            "is_secret": True,
+            "passes": 3,
+            "file": "/a:b@c/x",
+            "token": "",
+            "tokenizer": "a/b",
+        }
+        RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})
+
+    @pytest.mark.parametrize("how", ["given", "environment"])
+    def test_rays_client(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+        with pytest.raises(ConfigurationError, match="that this machine is part of"):
+            RayExecutor("app:place", address="ray://head:10001" if how == "given" else None)
 
     @pytest.mark.parametrize(
         "options",
