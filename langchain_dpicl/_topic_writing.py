@@ -156,7 +156,6 @@ class TopicWriter(DemonstrationSynthesizer):
         super().__init__(private, script, budget=budget, share=share, plan=plan)
         self._topics = script.topics
         self._keep = keep
-        self._latest = Draft(None)
 
     def take(self, topics: Mapping[str, str], texts: Sequence[SyntheticText] | None = None) -> None:
         """Learns the topics by place, and what of their texts was written before; the other places stay empty.
@@ -210,10 +209,18 @@ class TopicWriter(DemonstrationSynthesizer):
         done.sort(key=lambda draft: list(self._topics).index(str(draft.label)))
         return [self._text(draft) for draft in done]
 
-    @property
-    def last(self) -> SyntheticText:
-        """What was written last."""
-        return self._text(self._latest)
+    @staticmethod
+    def text_of(made: Mapping[str, str]) -> SyntheticText:
+        """Returns the text that `stream` or `astream` yielded.
+
+        Args:
+          made: what it yielded.
+        """
+        return SyntheticText(made["text"], made["topic"], int(made["number"]))
+
+    def _examples(self, draft: Draft) -> list[dict[str, str]]:
+        text = self._text(draft)
+        return [{"text": text.text, "topic": text.topic, "number": str(text.number)}]
 
     def _text(self, draft: Draft) -> SyntheticText:
         written = draft.values[self._script.wording.text_key]
@@ -221,7 +228,6 @@ class TopicWriter(DemonstrationSynthesizer):
 
     def _make(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         yield from super()._make(draft, bar, events)
-        self._latest = draft
         self._keep()
 
     def _events(self) -> RunEvents:

@@ -309,16 +309,16 @@ class DocumentSynthesizer(Uncopyable):
         with self._carried():
             with self._events() as events:
                 self._find(events)
-            for _ in self._writer.stream(progress=progress):
-                yield self._document(self._writer.last)
+            for made in self._writer.stream(progress=progress):
+                yield self._document(self._writer.text_of(made))
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
         """Is `stream`, awaitable."""
         with self._carried():
             async with self._events() as events:
                 await aside(lambda: self._find(events))
-            async for _ in self._writer.astream(progress=progress):
-                yield self._document(self._writer.last)
+            async for made in self._writer.astream(progress=progress):
+                yield self._document(self._writer.text_of(made))
 
     def released(self) -> SyntheticDocuments:
         """Returns what was released so far with its privacy report."""

@@ -116,6 +116,20 @@ class TestWhatIsReleased:
         assert nothing.topics == nothing.texts == ()
         assert verify_report(nothing).ok
 
+    def test_two_streams_side_by_side_yield_each_document_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker()
+        other = made.stream(progress=False)
+        between: list[Any] = []
+
+        def show(self: Any, bar: Any) -> None:
+            if not between:  # the other stream writes one while this one is about to yield its own
+                between.append(None)
+                between[0] = next(other)
+
+        monkeypatch.setattr(type(made._writer), "_show", show)
+        found = [*made.stream(progress=False), *between, *other]
+        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.released().documents)
+
     def test_streams_and_awaits(self) -> None:
         made = maker()
         streamed = list(made.stream(progress=False))
