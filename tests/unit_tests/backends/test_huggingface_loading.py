@@ -69,13 +69,19 @@ class TestFolders:
         assert len(asked) == 2
         assert all(one["local_files_only"] and not one["trust_remote_code"] for one in asked)
 
-    def test_loading_shows_no_progress_bar_and_leaves_them_on(self, folder, capfd):
+    @pytest.mark.parametrize("is_shown", [True, False])
+    def test_loading_shows_no_progress_bar_and_leaves_them_as_they_were(self, folder, capfd, is_shown):
         from transformers.utils import logging
 
-        HuggingFaceBackend(folder, **LENGTHS)
-        captured = capfd.readouterr()
-        assert captured.out == captured.err == ""
-        assert logging.is_progress_bar_enabled()
+        before = logging.is_progress_bar_enabled()
+        try:
+            (logging.enable_progress_bar if is_shown else logging.disable_progress_bar)()
+            HuggingFaceBackend(folder, **LENGTHS)
+            captured = capfd.readouterr()
+            assert captured.out == captured.err == ""
+            assert logging.is_progress_bar_enabled() == is_shown
+        finally:
+            (logging.enable_progress_bar if before else logging.disable_progress_bar)()
 
     @pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
     def test_a_device_that_is_not_there_is_refused(self, folder, device):
