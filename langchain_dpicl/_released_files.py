@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -76,6 +77,50 @@ class FileForm:
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigurationError(f"{self.what}: expected JSON text ({type(error).__name__}).") from None
         return value
+
+
+class KeptAsJson(ABC):
+    """A released value that stands in a file as the text of its `to_json`."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Returns the JSON text; `from_json` reads it back to an equal object."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what `to_json` wrote, and nothing else.
+
+        Args:
+          text: the JSON text. Its content stays data, whatever keys it carries.
+
+        Raises:
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+
+        Raises:
+          OSError: the folder is missing or cannot be written; `path` is then untouched.
+        """
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a file written by `save`.
+
+        Args:
+          path: the file.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes.
+          OSError: the file is missing or unreadable.
+        """
+        return cls.from_json(text_in(path))
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:

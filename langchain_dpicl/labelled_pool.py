@@ -6,13 +6,12 @@ Everything in here is public: the inputs were public before, and a label has lef
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_real, fail
 from langchain_dpicl.released import epsilon_of
@@ -92,7 +91,7 @@ class PoolEntry:
 
 
 @dataclass(frozen=True)
-class LabelledPool:
+class LabelledPool(KeptAsJson):
     """Public inputs, the labels released for them, the report of their cost and their plan.
 
     Formal guarantees:
@@ -269,7 +268,7 @@ class LabelledPool:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> LabelledPool:
+    def from_json(cls, text: str) -> Self:
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
@@ -288,30 +287,6 @@ class LabelledPool:
             plan=state["plan"],
             student=state["student"],
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-
-        Raises:
-          OSError: the folder is missing or cannot be written; `path` is then untouched.
-        """
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> LabelledPool:
-        """Reads a file written by `save`.
-
-        Args:
-          path: the file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-          OSError: the file is missing or unreadable.
-        """
-        return cls.from_json(text_in(path))
 
     def _with_status(self, status: Status) -> tuple[PoolEntry, ...]:
         return tuple(entry for entry in self.entries if entry.status == status)

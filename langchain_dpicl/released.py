@@ -7,13 +7,12 @@ lists and dicts, so a file from a stranger can be wrong but cannot act.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
 from langchain_dpicl.exceptions import ConfigurationError
 
 FORMAT = "langchain-dpicl/released-demonstrations"
@@ -24,7 +23,7 @@ _FORM = FileForm("released demonstrations", FORMAT, VERSION, frozenset({"example
 
 
 @dataclass(frozen=True)
-class ReleasedDemonstrations:
+class ReleasedDemonstrations(KeptAsJson):
     """Demonstrations released by a mechanism (or by a non-private baseline), the report of their cost and their plan.
 
     Formal guarantees:
@@ -62,7 +61,7 @@ class ReleasedDemonstrations:
         return _FORM.text({"examples": list(self.examples), "report": self.report, "plan": self.plan})
 
     @classmethod
-    def from_json(cls, text: str) -> ReleasedDemonstrations:
+    def from_json(cls, text: str) -> Self:
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
@@ -75,30 +74,6 @@ class ReleasedDemonstrations:
         if not isinstance(state["examples"], list):
             raise ConfigurationError("examples: expected a list of objects.")
         return cls(tuple(state["examples"]), state["report"], state["plan"])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-
-        Raises:
-          OSError: the folder is missing or cannot be written; `path` is then untouched.
-        """
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ReleasedDemonstrations:
-        """Reads a file written by `save`.
-
-        Args:
-          path: the file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-          OSError: the file is missing or unreadable.
-        """
-        return cls.from_json(text_in(path))
 
 
 def epsilon_of(report: Mapping[str, Any]) -> float:

@@ -5,12 +5,11 @@ Everything in here is public, and whatever is made of it is free: labels, sizes,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
 from langchain_dpicl.discovery_planning import noise_margin
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
@@ -30,7 +29,7 @@ _LARGEST = 2**53
 
 
 @dataclass(frozen=True)
-class ReleasedCounts:
+class ReleasedCounts(KeptAsJson):
     """How many units hold each value of a field, noise included, with the report of what that cost.
 
     Formal guarantees:
@@ -176,7 +175,7 @@ class ReleasedCounts:
         return _FORM.text({"counts": list(self.counts.items()), "plan": self.plan, "report": self.report})
 
     @classmethod
-    def from_json(cls, text: str) -> ReleasedCounts:
+    def from_json(cls, text: str) -> Self:
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
@@ -193,27 +192,3 @@ class ReleasedCounts:
         if len(counts) != len(pairs):
             raise ConfigurationError("counts: expected every value once, found one twice.")
         return cls(counts, state["report"], state["plan"])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-
-        Raises:
-          OSError: the folder is missing or cannot be written; `path` is then untouched.
-        """
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ReleasedCounts:
-        """Reads a file written by `save`.
-
-        Args:
-          path: the file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-          OSError: the file is missing or unreadable.
-        """
-        return cls.from_json(text_in(path))

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -65,7 +64,7 @@ class SyntheticText:
 
 
 @dataclass(frozen=True)
-class SyntheticDocuments:
+class SyntheticDocuments(KeptAsJson):
     """Synthetic documents by topic, with the topics' noisy counts and the report of what all of it cost.
 
     Formal guarantees:
@@ -194,7 +193,7 @@ class SyntheticDocuments:
         return _FORM.text(state)
 
     @classmethod
-    def from_json(cls, text: str) -> SyntheticDocuments:
+    def from_json(cls, text: str) -> Self:
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
@@ -210,30 +209,6 @@ class SyntheticDocuments:
             state["report"],
             state["plan"],
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-
-        Raises:
-          OSError: the folder is missing or cannot be written; `path` is then untouched.
-        """
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SyntheticDocuments:
-        """Reads a file written by `save`.
-
-        Args:
-          path: the file.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes.
-          OSError: the file is missing or unreadable.
-        """
-        return cls.from_json(text_in(path))
 
 
 def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, int]]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import labelled_pool
+from langchain_dpicl import _released_files
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl.backends import _quiet, silent
 from langchain_dpicl.backends.silent import Hidden, Reply, SilentModel
@@ -214,8 +214,8 @@ class TestPlantedBugs:
 
     @pytest.mark.parametrize("entry", LABELS.entries)
     def test_a_record_in_a_file_alone(self, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        write = labelled_pool.write_whole
-        monkeypatch.setattr(labelled_pool, "write_whole", lambda path, text: write(path, text + RECORD))
+        write = _released_files.write_whole
+        monkeypatch.setattr(_released_files, "write_whole", lambda path, text: write(path, text + RECORD))
         seen = {"usage callback", "exception: text, args, attributes, cause, context"}  # a broken run's file too
         assert red((entry,), LABELS, seen) == seen
 
