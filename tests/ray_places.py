@@ -107,3 +107,21 @@ def talker(*, is_out: bool = False) -> Workplace:
         return " ".join(prompt.split())[:80]
 
     return Workplace(RunnableLambda(say))
+
+
+def hosted(ledger: str, memo: str, folder: str = "", url: str = "") -> Workplace:
+    """Returns a worker's place with a real model: of a folder, in the worker itself, or of a server, by a client."""
+    budget = PrivacyBudgetCallbackHandler.open(ledger)
+    return Workplace(hosted_model(folder, url), private=records(ledger), budget=budget, memo=SQLiteMemo(memo))
+
+
+def hosted_model(folder: str = "", url: str = "") -> Any:
+    """Returns a Hugging Face model of a folder, or a stock client of a server like OpenAI's, without a retry."""
+    if folder:
+        from langchain_dpicl.backends.huggingface import HuggingFaceBackend  # other places start without it
+
+        return HuggingFaceBackend(folder, device="cpu", max_prompt_tokens=256)
+    from langchain_openai import OpenAI
+
+    made = OpenAI(model="tiny", base_url=f"{url}/v1", api_key="none", max_retries=0)
+    return made.bind(extra_body={"cache_prompt": False})
