@@ -53,7 +53,7 @@ check-rest: .venv-test/.ready
 planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has to turn a test red
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "planted and not audited" $(PYTEST_ARGS)
 
-audit: .venv-test/.ready  ## every audit of the package, with every planted bug: caught / planted, false alarms (or ARGS="--only token")
+audit: .venv-test/.ready postgres  ## every audit of the package, with every planted bug: caught / planted, false alarms (or ARGS="--only token")
 	.venv-test/bin/python tests/check_audit.py -n 2 $(ARGS)
 
 check-source: .venv-test/.ready
