@@ -5,6 +5,7 @@ Every one of them has been made by somebody: they are the pitfalls of published 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import samples, voting
-from langchain_dpicl.privacy import aggregation, mechanisms
+from langchain_dpicl.privacy import accounting, aggregation, mechanisms
 from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent
+from langchain_dpicl.privacy.events import BoundedRangeEvent, Event
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism, Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
@@ -140,6 +141,22 @@ def never_burnt(patch: Patch) -> None:
             pass
 
     patch.setattr(voting, "release_once", lambda private, ticket, **named: real(private, Unburnt(ticket), **named))
+
+
+def failures_forgotten(patch: Patch) -> None:
+    """Where an event has several worlds, they are priced without their failures, at the whole delta."""
+    real = accounting._price_in
+
+    def price_in(event: Event, delta: float, adjacency: Any, *, is_coarse: bool) -> Any:
+        found = accounting.worlds(event, adjacency)
+        if is_coarse or len(found) == 1:
+            return real(event, delta, adjacency, is_coarse=is_coarse)
+        bare = [dataclasses.replace(world, failure=0.0) for world in found]
+        prices = [accounting.price_of(world, delta, adjacency, is_coarse=False) for world in bare]
+        return max(prices, key=lambda price: price.epsilon)
+
+    patch.setattr(accounting, "_price_in", price_in)
+    patch.setattr(accounting, "_remembered", accounting._remembered.__wrapped__)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

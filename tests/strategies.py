@@ -5,14 +5,17 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from langchain_dpicl.privacy.events import (
+    AllocatedEvent,
     BoundedRangeEvent,
     ComposedEvent,
     Event,
+    FailureEvent,
     GaussianEvent,
     NoEvent,
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
+    SampledBallEvent,
     SubsampledEvent,
     ZCdpEvent,
 )
@@ -55,3 +58,48 @@ def parallels(partition: str = "data") -> st.SearchStrategy[ParallelEvent]:
     """Two to four labels with a branch each."""
     branches = st.dictionaries(st.sampled_from("abcd"), compositions(), min_size=2, max_size=4)
     return branches.map(lambda table: ParallelEvent(partition, tuple(table.items())))
+
+
+FAILURES = st.sampled_from([1e-10, 3e-9, 2e-7, 4e-6, 3e-4])
+
+
+def everything(depth: int = 3, *, on_sample: bool = False, in_branch: bool = False) -> st.SearchStrategy[Event]:
+    """Every kind of event that has a price, in every other that may hold it.
+
+    A secret sample holds no failures, and a label's branch no further split. Few and small counts: blocks in blocks are
+    priced one by one.
+    """
+    kinds = [leaves(), st.builds(SampledBallEvent, st.floats(0.8, 8.0), RATES), st.just(NoEvent())]
+    if not on_sample:
+        kinds.append(FAILURES.map(FailureEvent))
+    if depth == 0:
+        return st.one_of(*kinds)
+    inner = everything(depth - 1, on_sample=on_sample, in_branch=in_branch)
+    sampled_inner = everything(depth - 1, on_sample=True, in_branch=in_branch)
+    kinds += [
+        st.builds(RepeatedEvent, inner, st.integers(0, 12)),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: ComposedEvent(tuple(parts))),
+        st.builds(SubsampledEvent, inner, st.just(1.0)),
+        st.builds(SubsampledEvent, sampled_inner, RATES),
+        st.builds(AllocatedEvent, inner, st.just(1), st.just(1.0)),
+        st.builds(AllocatedEvent, sampled_inner, st.integers(2, 6), st.one_of(RATES, st.just(1.0))),
+    ]
+    if not in_branch:
+        branch = everything(depth - 1, on_sample=on_sample, in_branch=True)
+        kinds += [split(name, branch) for name in ("data", "other")]
+    return st.one_of(*kinds)
+
+
+def split(partition: str, branch: st.SearchStrategy[Event]) -> st.SearchStrategy[ParallelEvent]:
+    """Two or three labels with a branch each; one may do what another does on everybody, on a sample."""
+    tables = st.dictionaries(st.sampled_from("abc"), branch, min_size=2, max_size=3)
+    return tables.map(lambda table: ParallelEvent(partition, tuple(table.items())))
+
+
+def beside_failures() -> st.SearchStrategy[Event]:
+    """Labels that cost differently, with failures beside them and in their branches."""
+    parts = st.tuples(parallels(), st.builds(RepeatedEvent, FAILURES.map(FailureEvent), st.integers(1, 3)))
+    branch = st.one_of(steps(), st.tuples(steps(), FAILURES.map(FailureEvent)).map(ComposedEvent))
+    return st.one_of(
+        parts.map(ComposedEvent), split("data", branch), st.tuples(split("data", branch), steps()).map(ComposedEvent)
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.amounts import effective_delta, exact, round_up
 from langchain_dpicl.privacy.events import (
     EVENT_TYPES,
     AllocatedEvent,
@@ -39,7 +40,7 @@ _HOPELESS = 1e9
 
 @dataclass(frozen=True, order=True, slots=True)
 class Terms:
-    """A composition, sorted.
+    """A composition without failures, sorted.
 
     Attributes:
       mu_squared: all unsampled Gaussians together.
@@ -49,7 +50,6 @@ class Terms:
       sampled: (what is done on one secret sample, its rate, count).
       balls: (mu, rate, count) of Gaussians on a sample's sum of vectors out of a ball.
       allocated: (what is done on each batch, batches, rate, count).
-      failure: chances of the unsampled failures, added: at least that of any of them.
       is_private: False if anything was released without protection.
     """
 
@@ -60,7 +60,6 @@ class Terms:
     sampled: tuple[tuple[Terms, float, int], ...] = ()
     balls: tuple[tuple[float, float, int], ...] = ()
     allocated: tuple[tuple[Terms, int, float, int], ...] = ()
-    failure: float = 0.0
     is_private: bool = True
 
     @property
@@ -74,17 +73,29 @@ class Terms:
         pure = math.fsum(value * count for value, count in self.pure + self.ranges)
         return self.is_private and max(self.mu_squared, self.rho, pure) < _HOPELESS
 
-    def without_failures(self, delta: float) -> tuple[Terms, float]:
-        """Returns what is left to price, and at which delta: failures come out of it, rounded up; 0 if none is left."""
-        if self.failure == 0.0:
-            return self, delta
-        left = max(delta - self.failure * (1.0 + 1e-12), 0.0)
-        return dataclasses.replace(self, failure=0.0), left
-
     @property
     def range_rho(self) -> float:
         """What the bounded-range steps cost together as zCDP: bound^2 / 8 each (Cesar and Rogers 2021)."""
         return math.fsum(count * bound * bound / 8.0 for bound, count in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What an event does to a unit of one place; only here do failures stand beside the terms, and neither without.
+
+    Attributes:
+      terms: everything but the failures.
+      failure: chances of all failures, added and rounded up: at least the chance of any of them.
+      labels: the labels that the unit has, by partition; under `replace_one` the one it leaves and the one it joins.
+    """
+
+    terms: Terms
+    failure: float = 0.0
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def delta_left(self, delta: float) -> float:
+        """Returns the delta that the failures leave to the terms, rounded down; 0 where they leave nothing."""
+        return max(effective_delta(delta, self.failure), 0.0)
 
 
 class _Tally:
@@ -149,7 +160,7 @@ class _Tally:
         if event.sampling_rate == 1:
             self.add(event.event, count)
             return
-        base = _of_sample(event.event)
+        base = normal_form(event.event)
         self.is_private = self.is_private and base.is_bounded
         if not base.is_empty:
             self.sampled[base, float(event.sampling_rate)] += count
@@ -167,7 +178,7 @@ class _Tally:
         if event.num_batches == 1:
             self.add(one_batch(event), count)
             return
-        base = _of_sample(event.event)
+        base = normal_form(event.event)
         self.is_private = self.is_private and base.is_bounded
         if not base.is_empty:
             self.allocated[base, event.num_batches, float(event.sampling_rate)] += count
@@ -182,9 +193,12 @@ class _Tally:
             sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
             balls=tuple(sorted((*ball, count) for ball, count in self.balls.items() if count)),
             allocated=tuple(sorted((*deal, count) for deal, count in self.allocated.items() if count)),
-            failure=math.fsum(value * count for value, count in self.failures.items()),
             is_private=self.is_private,
         )
+
+    def failure(self) -> float:
+        """The chances of all failures, added exactly and rounded up."""
+        return round_up(sum(exact(value) * count for value, count in self.failures.items()))
 
 
 def check_event(event: object) -> None:
@@ -197,18 +211,22 @@ def check_event(event: object) -> None:
 
 
 def normal_form(event: Event) -> Terms:
-    """The terms of an event without `ParallelEvent`s."""
+    """The terms of an event without `ParallelEvent`s and without failures, which have no place on secret samples.
+
+    Raises:
+      UnknownEventError: there is one, or an event without a theorem.
+    """
+    world = _world(event)
+    if world.failure > 0.0:
+        raise UnknownEventError("event: expected failures outside of secret samples, found one inside.")
+    return world.terms
+
+
+def _world(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> World:
+    """What an event without `ParallelEvent`s does."""
     tally = _Tally()
     tally.add(event, 1)
-    return tally.terms()
-
-
-def _of_sample(event: Event) -> Terms:
-    """The terms of what is done on one secret sample; failures are priced outside of samples alone."""
-    base = normal_form(event)
-    if base.failure > 0.0:
-        raise UnknownEventError("event: expected failures outside of secret samples, found one inside.")
-    return base
+    return World(tally.terms(), tally.failure(), labels)
 
 
 def one_batch(event: AllocatedEvent) -> Event:
@@ -241,8 +259,8 @@ def _deals(event: Event) -> Iterator[AllocatedEvent]:
                 yield from _deals(branch)
 
 
-def worlds(event: Event, adjacency: Adjacency) -> tuple[Terms, ...]:
-    """The normal forms of all places a unit may have: the price of the event is the largest of theirs.
+def worlds(event: Event, adjacency: Adjacency) -> tuple[World, ...]:
+    """What the event does at each place that a unit may have: its price is the largest of theirs.
 
     Under `add_remove` a unit has one label per partition; under `replace_one` it may leave one label and join another.
     """
@@ -257,12 +275,20 @@ def worlds(event: Event, adjacency: Adjacency) -> tuple[Terms, ...]:
             f"event: expected at most {_MAX_WORLDS} combinations of labels that cost differently. "
             "Use the same noise for all labels, or fewer partitions."
         )
-    return tuple(
-        {normal_form(_rewritten(event, dict(itertools.chain(*combo)))): None for combo in itertools.product(*places)}
-    )
+    distinct: dict[tuple[Terms, float], World] = {}
+    for combo in itertools.product(*places):
+        branches = dict(itertools.chain.from_iterable(place.branches for place in combo))
+        world = _world(_rewritten(event, branches), tuple(zip(found, (place.labels for place in combo), strict=True)))
+        distinct.setdefault((world.terms, world.failure), world)
+    return tuple(distinct.values())
 
 
-_Place = tuple[tuple[ParallelEvent, Event], ...]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The labels of a unit in one partition, and what each of its parallel events then is."""
+
+    labels: tuple[str, ...]
+    branches: tuple[tuple[ParallelEvent, Event], ...]
 
 
 def _parallels(event: Event) -> Iterator[ParallelEvent]:
@@ -284,29 +310,39 @@ def _parallels(event: Event) -> Iterator[ParallelEvent]:
 
 def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_Place]:
     """What each of a partition's parallel events does to a unit, per place the unit may have."""
-    labels = sorted({label for parallel in parallels for label, _ in parallel.branches})
-    rows = [tuple(dict(p.branches).get(label, NoEvent()) for p in parallels) for label in labels]
+    rows: _Rows = dict.fromkeys(sorted({label for parallel in parallels for label, _ in parallel.branches}), ())
+    for label in rows:
+        rows[label] = tuple(dict(parallel.branches).get(label, NoEvent()) for parallel in parallels)
+        for branch in rows[label]:
+            _world(branch)  # what no theorem prices is refused, also where another label costs more
     if adjacency == "add_remove" or len(rows) < 2:
-        chosen = _undominated(rows, 1) or [tuple(NoEvent() for _ in parallels)]
+        chosen: dict[tuple[str, ...], tuple[Event, ...]] = {(label,): rows[label] for label in _undominated(rows, 1)}
     else:
         pairs = itertools.combinations(_undominated(rows, 2), 2)
-        chosen = [tuple(ComposedEvent(both) for both in zip(*pair, strict=True)) for pair in pairs]
-    return [tuple(zip(parallels, row, strict=True)) for row in chosen]
+        chosen = {(a, b): tuple(map(_both, rows[a], rows[b])) for a, b in pairs}
+    nowhere = {(): tuple(NoEvent() for _ in parallels)}
+    return [_Place(labels, tuple(zip(parallels, row, strict=True))) for labels, row in (chosen or nowhere).items()]
 
 
-def _undominated(rows: list[tuple[Event, ...]], keep: int) -> list[tuple[Event, ...]]:
-    """Drops rows that `keep` others dominate: no choice of `keep` labels is worse for having them."""
+_Rows = dict[str, tuple[Event, ...]]
 
-    def beaten_by(i: int, j: int) -> bool:
-        if not all(map(dominates, rows[j], rows[i])):
-            return False
-        return j < i or not all(map(dominates, rows[i], rows[j]))
 
-    return [row for i, row in enumerate(rows) if sum(beaten_by(i, j) for j in range(len(rows)) if j != i) < keep]
+def _both(left: Event, joined: Event) -> Event:
+    return ComposedEvent((left, joined))
+
+
+def _undominated(rows: _Rows, keep: int) -> list[str]:
+    """Drops labels that `keep` labels still there dominate: no choice of `keep` labels is worse for having them."""
+    kept = list(rows)
+    for label in rows:
+        larger = [other for other in kept if other != label and all(map(dominates, rows[other], rows[label]))]
+        if len(larger) >= keep:
+            kept.remove(label)
+    return kept
 
 
 def dominates(large: Event, small: Event) -> bool:
-    """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker."""
+    """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker, or not sampled."""
     if isinstance(large, SampledBallEvent) and isinstance(small, SampledBallEvent):
         large, small = _as_sampled(large), _as_sampled(small)  # compared by the same two numbers
     match large, small:
@@ -314,8 +350,8 @@ def dominates(large: Event, small: Event) -> bool:
             return True
         case (RepeatedEvent(), RepeatedEvent()):
             return large.count >= small.count and dominates(large.event, small.event)
-        case (SubsampledEvent(), SubsampledEvent()):
-            return large.sampling_rate >= small.sampling_rate and dominates(large.event, small.event)
+        case (_, SubsampledEvent()):
+            return _dominates_sample(large, small)
         case (AllocatedEvent(), AllocatedEvent()):  # more batches hide a unit better
             is_wider = large.num_batches <= small.num_batches and large.sampling_rate >= small.sampling_rate
             return is_wider and dominates(large.event, small.event)
@@ -323,6 +359,13 @@ def dominates(large: Event, small: Event) -> bool:
             return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
         case _:
             return large == small or (type(large) is type(small) and _weight(large) >= _weight(small))
+
+
+def _dominates_sample(large: Event, small: SubsampledEvent) -> bool:
+    """A sample is dominated by a larger one, and by what reads everybody: sampling never costs more."""
+    if isinstance(large, SubsampledEvent) and large.sampling_rate >= small.sampling_rate:
+        return dominates(large.event, small.event) or dominates(large, small.event)
+    return dominates(large, small.event)
 
 
 def _as_sampled(event: SampledBallEvent) -> Event:

@@ -2,23 +2,25 @@
 
 Prices are upper bounds, rounded up; noise is rounded up; an event without a theorem is refused. The main engine
 composes pessimistic loss distributions with dp-accounting, closed forms are used where they are exact, and
-`epsilon_bound` asks a second accountant before it answers. Proofs: docs/proofs/accounting.md.
+`epsilon_bound` reads the event again and asks a second accountant before it answers. Proofs: docs/proofs/accounting.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from langchain_dpicl.exceptions import AccountantsDisagreeError, ConfigurationError
-from langchain_dpicl.privacy import _allocation_opinion, _engine, _opinions, _profiles, _search
-from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy import _engine, _profiles, _search
+from langchain_dpicl.privacy._grid import CurveBound
 from langchain_dpicl.privacy._opinions import Opinion
-from langchain_dpicl.privacy._terms import Terms, check_event, readings, worlds
+from langchain_dpicl.privacy._prices import Price, price_of
+from langchain_dpicl.privacy._second_opinions import second_opinions
+from langchain_dpicl.privacy._terms import check_event, readings, worlds
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -67,27 +69,13 @@ class EpsilonBound:
     skipped: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Price:
-    """The costliest world of an event and the least bound on it; remembered, so it holds no distributions."""
-
-    terms: Terms
-    removed: float
-    added: float
-    engine: str
-    error: float
-    delta: float = 0.0  # what failures leave of it
-
-    @property
-    def epsilon(self) -> float:
-        return max(self.removed, self.added)
-
-
 def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions: bool = True) -> EpsilonBound:
     """Bounds epsilon and compares the bound with an independent computation.
 
     Formal guarantees:
       - Everything `event` describes, chosen adaptively and interleaved in any order, is (epsilon, delta)-DP.
+      - The failures of every place that a unit may have come out of delta before that place is priced; where nothing is
+        left, epsilon is infinite.
       - Composition never ignores a count: `RepeatedEvent(e, n + 1)` costs at least `RepeatedEvent(e, n)`.
       - Under `add_remove` both orders of neighbours are covered: removals compose with removals, additions with
         additions, and the larger result is reported.
@@ -114,8 +102,8 @@ def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions:
     price = _priced(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False)
     heard: tuple[Opinion, ...] = ()
     skipped: tuple[str, ...] = ()
-    if opinions and price.delta > 0.0:  # 0 where there is nothing to price, or no price
-        heard, skipped = _second_opinions(price, delta=price.delta, adjacency=adjacency)
+    if opinions and price.epsilon < math.inf:
+        heard, skipped = second_opinions(event, price, delta=delta, adjacency=adjacency)
     return EpsilonBound(_up(price.epsilon), delta, adjacency, price.engine, heard, skipped)
 
 
@@ -155,10 +143,9 @@ def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> 
 def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     largest = 0.0
     for world in worlds(event, adjacency):
-        if not world.is_bounded:
+        if not world.terms.is_bounded:
             return 1.0
-        terms, _ = world.without_failures(0.0)
-        found = () if terms.is_empty else _engine.bounds(terms, adjacency, is_coarse=False)
+        found = () if world.terms.is_empty else _engine.bounds(world.terms, adjacency, is_coarse=False)
         largest = max(largest, min((bound.delta(epsilon) for bound in found), default=0.0) + world.failure)
     return largest
 
@@ -166,51 +153,31 @@ def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
 # --- pricing ------------------------------------------------------------------------------------------------------
 
 
-def _priced(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> _Price:
+def _priced(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
     check_event(event)  # before it is hashed
     return _remembered(event, delta, adjacency, is_coarse)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(event: Event, delta: float, adjacency: Adjacency, is_coarse: bool) -> _Price:
+def _remembered(event: Event, delta: float, adjacency: Adjacency, is_coarse: bool) -> Price:
     """The least price of all that bound the event."""
     prices = [_price_in(reading, delta, adjacency, is_coarse=is_coarse) for reading in readings(event, adjacency)]
     return min(prices, key=lambda price: price.epsilon)
 
 
-def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> _Price:
+def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
     """The price of the costliest world; cheap coarse prices, which are bounds too, spare most fine ones."""
     everywhere = worlds(event, adjacency)
     if len(everywhere) == 1 or is_coarse:
-        return max((_price_of(t, delta, adjacency, is_coarse=is_coarse) for t in everywhere), key=lambda p: p.epsilon)
-    rough = [_price_of(terms, delta, adjacency, is_coarse=True) for terms in everywhere]
+        return max((price_of(w, delta, adjacency, is_coarse=is_coarse) for w in everywhere), key=lambda p: p.epsilon)
+    rough = [price_of(world, delta, adjacency, is_coarse=True) for world in everywhere]
     rough.sort(key=lambda price: -price.epsilon)
-    worst = _price_of(rough[0].terms, delta, adjacency, is_coarse=False)
+    worst = price_of(rough[0].world, delta, adjacency, is_coarse=False)
     for price in rough[1:]:
         if price.epsilon > worst.epsilon:
-            fine = _price_of(price.terms, delta, adjacency, is_coarse=False)
+            fine = price_of(price.world, delta, adjacency, is_coarse=False)
             worst = max(worst, fine, key=lambda p: p.epsilon)
     return worst
-
-
-def _price_of(terms: Terms, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> _Price:
-    if not terms.is_bounded:
-        return _Price(terms, math.inf, math.inf, "not private", 0.0)
-    terms, delta = terms.without_failures(delta)
-    if delta <= 0.0:
-        return _Price(terms, math.inf, math.inf, "failures alone reach delta", 0.0)
-    if terms.is_empty:
-        return _Price(terms, 0.0, 0.0, "nothing released", 0.0)
-    prices = list(_bound_prices(_engine.bounds(terms, adjacency, is_coarse=is_coarse), terms, delta))
-    if any(price.epsilon == math.inf for price in prices):
-        prices.extend(_bound_prices((_engine.last_resort(terms, adjacency),), terms, delta))
-    return min(prices, key=lambda price: price.epsilon)
-
-
-def _bound_prices(bounds: tuple[Bound, ...], terms: Terms, delta: float) -> Iterator[_Price]:
-    for bound in bounds:
-        removed, added = bound.epsilons(delta)
-        yield _Price(terms, removed, added, bound.name, bound.error(delta), delta)
 
 
 def _up(value: float) -> float:
@@ -220,84 +187,6 @@ def _up(value: float) -> float:
     value = max(value, 1e-200)
     scale = 10.0 ** (_DIGITS - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
-
-
-# --- second opinions ----------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def _second_opinions(
-    price: _Price, *, delta: float, adjacency: Adjacency
-) -> tuple[tuple[Opinion, ...], tuple[str, ...]]:
-    if price.epsilon == 0.0:
-        return (), ("all: epsilon is 0 at this delta",)
-    answers = list(_ask_all(price, delta=delta, adjacency=adjacency))
-    heard = tuple(answer for answer in answers if isinstance(answer, Opinion))
-    return heard, tuple(answer for answer in answers if isinstance(answer, str))
-
-
-def _ask_all(price: _Price, *, delta: float, adjacency: Adjacency) -> Iterator[Opinion | str]:
-    """prv-accountant where it has a theorem and is sound; else our own transform; an attack where we know one."""
-    terms = price.terms
-    parts = _opinions.prv_parts(terms, adjacency)
-    if parts is not None:
-        answer = _opinions.prv_opinion(parts, delta=delta, price=price.removed)
-        yield _agreeing(answer, price.removed, price.error)
-        if isinstance(answer, Opinion):
-            return
-    else:
-        yield "prv-accountant: no theorem for these steps, or unsound on them"
-    if terms.ranges and terms == Terms(ranges=terms.ranges):
-        yield _agreeing(_opinions.attack_opinion(terms.ranges, delta=delta), price.epsilon, 0.0)
-    yield from _allocation_opinions(terms, delta=delta, adjacency=adjacency)
-    yield _own_transform(price, delta=delta, adjacency=adjacency)
-
-
-def _allocation_opinions(terms: Terms, *, delta: float, adjacency: Adjacency) -> Iterator[Opinion | str]:
-    """Recomputes every deal by itself, in both orders; what one of them costs, all together cost."""
-    for base, num_batches, rate, _ in terms.allocated:
-        step = _engine.allocated_step(base, num_batches, rate, adjacency)
-        batch = _engine.as_one(base, adjacency)
-        is_all = terms == Terms(allocated=((base, num_batches, rate, 1),))
-        for is_added, value in enumerate(CurveBound("random allocation", step).epsilons(delta)):
-            answer = _allocation_opinion.allocation_opinion(
-                batch, num_batches, rate, delta=delta, is_added=bool(is_added)
-            )
-            answer = _agreeing(answer, value, 0.0)
-            if isinstance(answer, Opinion):
-                answer = Opinion(answer.name, answer.lower, answer.upper if is_all else math.inf)
-            yield answer
-
-
-def _own_transform(price: _Price, *, delta: float, adjacency: Adjacency) -> Opinion | str:
-    """Recomputes the composed bound; where another bound won, the interval says so by reaching below it."""
-    steps = _engine.steps(price.terms, adjacency)
-    if price.added > price.removed:
-        steps = tuple((profile.reversed(), count) for profile, count in steps)
-    found = _engine.bounds(price.terms, adjacency, is_coarse=False)
-    composed = next((bound for bound in found if isinstance(bound, GridBound)), None)
-    value, error = price.epsilon, price.error
-    if composed is not None:
-        value, error = max(composed.epsilons(delta)), composed.error(delta)
-    if not math.isfinite(value):
-        return "independent FFT: delta is below what a transform resolves"
-    answer = _opinions.fft_opinion(steps, delta=delta, price=value)
-    answer = _agreeing(answer, value, error)
-    if isinstance(answer, Opinion) and answer.lower > price.epsilon:
-        return Opinion(answer.name, 0.0, answer.upper)
-    return answer
-
-
-def _agreeing(answer: Opinion | str, value: float, error: float) -> Opinion | str:
-    """Passes an answer on, or refuses: the price must lie above its lower end and reach down to its upper end."""
-    if isinstance(answer, str) or (
-        answer.lower <= value * (1.0 + 1e-9) + 1e-9 and value * 0.99 - error - 1e-6 <= answer.upper
-    ):
-        return answer
-    raise AccountantsDisagreeError(
-        f"epsilon: the engine's bound is {value:.6g} (error at most {error:.2g}), {answer.name} says "
-        f"[{answer.lower:.6g}, {answer.upper:.6g}]. No price is given; please report the event."
-    )
 
 
 # --- the other direction ------------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
             terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
             cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)
             shares.append((terms, cost))
-            problems.extend(_share_problems(terms, cost, book))
+            problems.extend(_share_problems(terms, cost, book, sealed_at=item["sealed_at"]))
         problems.extend(_table_problems(data, [terms for terms, _ in shares], book))
         read = all(cost < math.inf for _, cost in shares)
     except UNREADABLE as error:
@@ -394,14 +394,17 @@ def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]
             yield f"limits: delta is above 1/(10 * public_size) of {declared.dataset_id!r}"
 
 
-def _share_problems(terms: ShareTerms, cost: float, book: Book) -> Iterator[str]:
+def _share_problems(terms: ShareTerms, cost: float, book: Book, *, sealed_at: Any) -> Iterator[str]:
     names = ", ".join(component.name for component in terms.components)
     if terms.event != event_of_components(terms.components):
         yield f"{names}: the event is not the one of its tickets"
     if len(terms.components) != 1 and not terms.joint:
         yield f"{names}: one share of several components is not said to be a joint plan"
     if cost > terms.epsilon * (1 + RECOMPUTE_TOLERANCE):
-        yield f"{names}: charged epsilon {terms.epsilon!r}, but its tickets cost up to {cost!r}"
+        when = "declared" if sealed_at is None else f"sealed {sealed_at}"
+        why_wrong = f"{when} at a price that is too low by today's accounting"
+        advice = "count the cost instead of the charge, and release nothing more from it"
+        yield f"{names}: charged epsilon {terms.epsilon!r}, but its tickets cost up to {cost!r}: {why_wrong}; {advice}"
     stated = terms.pricing["epsilon"]
     if book.misstated(stated, cost) or stated > terms.epsilon:
         yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"

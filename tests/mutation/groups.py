@@ -9,7 +9,9 @@ GROUPS = {
         "ledger", "ledger_state", "desk", "shares", "tickets", "stores", "promises",
         "amounts", "anchored", "refusals", "receipt_checks",
     ),
-    "accounting": ("accounting", "_engine", "_grid", "_terms", "_profiles", "_search", "_allocation", "events"),
+    "accounting": (
+        "accounting", "_prices", "_engine", "_grid", "_terms", "_profiles", "_search", "_allocation", "events",
+    ),
     "aggregation": ("aggregation", "_row_sums", "logit_sums", "gradient_sums", "bounded", "joint"),
     "sampling": ("sampling", "units", "randomness"),
 }  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy import _engine, _grid, _opinions, _profiles, accounting
-from langchain_dpicl.privacy._terms import Terms, normal_form
+from langchain_dpicl.privacy import _engine, _grid, _opinions, _profiles, _second_opinions, accounting
+from langchain_dpicl.privacy._terms import World, normal_form
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
 from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
@@ -133,7 +133,7 @@ class TestTheGrid:
     def test_remembered_prices_hold_no_distributions(self) -> None:
         price = accounting._priced(sampled_gaussian(0.01, 1.0, 100), 1e-5, "add_remove", is_coarse=False)
         fields = [getattr(price, field.name) for field in dataclasses.fields(price)]
-        assert all(isinstance(value, (float, str, Terms)) for value in fields)
+        assert all(isinstance(value, (float, str, World)) for value in fields)
 
     def test_what_is_not_a_number_is_no_bound(self) -> None:
         class Broken:
@@ -225,7 +225,7 @@ class TestSecondOpinions:
                 cache.cache_clear()
 
     def test_none_are_asked_when_told_so_or_when_nothing_is_spent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(accounting, "_ask_all", lambda *a, **k: pytest.fail("asked"))
+        monkeypatch.setattr(_second_opinions, "_ask_all", lambda *a, **k: pytest.fail("asked"))
         assert epsilon_bound(GaussianEvent(1.0), delta=1e-5, adjacency="add_remove", opinions=False).opinions == ()
         assert epsilon_bound(NoEvent(), delta=1e-5, adjacency="add_remove").epsilon == 0.0
         free = epsilon_bound(GaussianEvent(1000.0), delta=0.01, adjacency="add_remove")
@@ -259,7 +259,7 @@ class TestSecondOpinions:
         price = accounting._priced(sampled_pure(0.05, 1.0, 100), 1e-5, "add_remove", is_coarse=False)
         swapped = dataclasses.replace(price, removed=price.added, added=price.removed)
         with pytest.raises(AccountantsDisagreeError):
-            accounting._own_transform(swapped, delta=1e-5, adjacency="add_remove")
+            _second_opinions._own_transform(swapped, adjacency="add_remove")
 
     def test_the_transform_weakens_its_tilt_down_to_none(self) -> None:
         ((profile, count),) = _engine.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")

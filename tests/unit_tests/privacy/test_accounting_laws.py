@@ -191,7 +191,7 @@ def test_an_independent_computation_agrees(event: Event, delta: float, adjacency
 @laws
 @given(compositions(), DELTAS, ADJACENCIES)
 def test_moments_are_a_looser_bound_on_the_same_steps(event: Event, delta: float, adjacency: str) -> None:
-    (terms,) = worlds(event, adjacency)
+    terms = worlds(event, adjacency)[0].terms
     if not terms.is_empty:
         assert (
             max(_engine.last_resort(terms, adjacency).epsilons(delta))
@@ -202,7 +202,7 @@ def test_moments_are_a_looser_bound_on_the_same_steps(event: Event, delta: float
 @laws
 @given(compositions(), DELTAS, ADJACENCIES)
 def test_coarse_prices_are_bounds_too(event: Event, delta: float, adjacency: str) -> None:
-    (terms,) = worlds(event, adjacency)
+    terms = worlds(event, adjacency)[0].terms
     if not terms.is_empty:
         rough, fine = (
             min(max(b.epsilons(delta)) for b in _engine.bounds(terms, adjacency, is_coarse=c)) for c in (True, False)
