@@ -167,6 +167,14 @@ def leave_dropped_clients_alone() -> None:
             del client.__del__
 
 
+@pytest.fixture(autouse=True)
+def nothing_bound() -> None:
+    """Lets each test begin as a process that has bound no examples yet: names of data sets repeat between tests."""
+    bound = sys.modules.get("langchain_dpicl.privacy.bound_units")
+    if bound is not None:
+        bound._BOUND.clear()
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference numbers and benchmark data, where a checkout has one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.exceptions import (
@@ -18,6 +18,7 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
+from langchain_dpicl.privacy.bound_units import LabelsByUnit, has_moved, keep_bound, labels_by_unit
 from langchain_dpicl.privacy.pools import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, seal
 from langchain_dpicl.privacy.unit_values import forms_of
 from langchain_dpicl.privacy.units import (
@@ -35,9 +36,10 @@ __all__ = ["Pool", "PrivateExamples"]
 class _Bond:
     """What all declarations of the same units share: their ledger, or that they were opened without one."""
 
-    __slots__ = ("by_declaration", "exposed", "ledger_id", "lock")
+    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
 
-    def __init__(self) -> None:
+    def __init__(self, keep_bound: Callable[[], None]) -> None:
+        self.keep_bound = keep_bound
         self.lock = threading.Lock()
         # Those that are split by topics: the same declaration is the same object.
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
@@ -71,7 +73,8 @@ class PrivateExamples(Opaque):
 
     Raises:
       ConfigurationError: a public argument is out of range.
-      RecordError: a record lacks a field, holds no text or an undeclared label. Index and value are hidden.
+      RecordError: a record lacks a field, holds no text or an undeclared label, or a unit has another label than in
+        examples of this `dataset_id` that this process has bound before. Index and value are hidden.
 
     Example:
       >>> private = PrivateExamples(
@@ -122,7 +125,11 @@ class PrivateExamples(Opaque):
         del source
         if units is None:
             raise RecordError(fault + " Index and value are hidden; check the records where they are made.")
-        self._adopt(declared, seal(units), _Bond())
+        label_of = labels_by_unit(units, declared)
+        if has_moved(label_of, declared):
+            del units, label_of
+            raise RecordError(_MOVED)
+        self._adopt(declared, seal(units), _Bond(_keeping(label_of, declared)))
 
     @classmethod
     def from_documents(cls, documents: Iterable[Any], **declared: Any) -> PrivateExamples:
@@ -338,6 +345,8 @@ class PrivateExamples(Opaque):
                     "Use the budget it was bound to."
                 )
                 raise PrivacyBudgetMismatchError(msg)
+            if self._bond.ledger_id is None:
+                self._bond.keep_bound()
             self._bond.ledger_id = ledger_id
 
     @property
@@ -376,6 +385,18 @@ class PrivateExamples(Opaque):
     def __repr__(self) -> str:
         declared = getattr(self, "_declared", None)  # absent while an error of the constructor is shown
         return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
+
+
+_MOVED = (
+    "records: expected every unit under the label that it has in the bound examples of this dataset_id, found another "
+    "label. The unit would be read under both labels at the price of one. Index and value are hidden; restore "
+    "the label, leave the unit out, or give these records a dataset_id and a share of their own."
+)
+
+
+def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[], None]:
+    """Returns what keeps the labels once they are bound; a closure, so that no attribute shows how many there are."""
+    return lambda: keep_bound(labels, declared)
 
 
 def _container_fault(records: Any) -> str:
