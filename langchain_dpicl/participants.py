@@ -210,7 +210,8 @@ class Participants:
 
     def _seated(self, near: Boxed, settled: int) -> Seated:
         """Debits whoever takes part, and says who has a row."""
-        present = [(place, own) for place, own in enumerate(near.take()) if own]
+        # A unit that was removed while the model was asked has no name.
+        present = [(place, own) for place, own in enumerate(near.take()) if own and self._private.name(place)]
         has_one = self._balances.debit([self._private.name(place) for place, _ in present], settled)
         let_in = [unit for unit, left in zip(present, has_one, strict=True) if left]
         return self.plan.seats(let_in, rng=SYSTEM_RANDOM)

@@ -91,9 +91,8 @@ def seal(units: Units) -> Sealed:
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            every = _names(units)
             return Pool(
-                lambda: len(units.contents), lambda position: tuple(records_of(units, position)), every.__getitem__
+                lambda: len(units.contents), lambda position: tuple(records_of(units, position)), _name_of(units)
             )
         index = units.by_label[label]
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
@@ -161,10 +160,27 @@ class LatePools:
                 raise PrivateAccessError("topics: expected those by which the units are split already, found others.")
 
 
+def _name_of(units: Units) -> Callable[[int], str]:
+    """Returns what tells how a unit is known; "" where it was removed, which holds no record.
+
+    The list of names is made when the first is asked for: only retrieval asks, and the time would show how many there
+    are. A unit that is removed afterwards keeps its name in this pool.
+    """
+    lock = threading.Lock()
+    made: list[list[str]] = []
+
+    def name_of(position: int) -> str:
+        with lock:
+            if not made:
+                made.append(_names(units))
+        return made[0][position]
+
+    return name_of
+
+
 def _names(units: Units) -> list[str]:
-    """Returns what each unit is known by; "" where it was removed, which holds no record."""
     names = [""] * len(units.contents)
-    for name, position in units.positions.items():
+    for name, position in list(units.positions.items()):
         names[position] = name
     return names
 
@@ -201,7 +217,7 @@ def _redeclared(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            return Pool(lambda: len(units.contents), records, _names(units).__getitem__)
+            return Pool(lambda: len(units.contents), records, _name_of(units))
         index = places[label]
         return Pool(lambda: len(index), lambda position: records(index[position]))
 

@@ -418,6 +418,25 @@ def test_directions_are_kept_as_long_as_a_unit_has_the_text() -> None:
     assert not made.filter.texts._held.reveal()
 
 
+def test_a_unit_that_is_removed_during_the_first_query_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    private, debited = examples(*COUGHS), []
+    made, real, rows = voter(private), MemoryBalances.debit, SilentEmbeddings.rows
+
+    def removes(self: SilentEmbeddings, texts: Any) -> Any:
+        for place in (0, 1):
+            private.remove(f"cough-yes-{place}")
+        return rows(self, texts)
+
+    def debit(self: MemoryBalances, units: Any, settled: int) -> Any:
+        debited.append(list(units))
+        return real(self, units, settled)
+
+    monkeypatch.setattr(SilentEmbeddings, "rows", removes)
+    monkeypatch.setattr(MemoryBalances, "debit", debit)
+    assert votes(made.invoke("cough")) == {"yes": 1, "no": 0}
+    assert debited == [["cough-yes-2"]]
+
+
 def test_a_refusal_of_the_balances_is_told_from_frames_that_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     made = voter(examples(*COUGHS))
 
