@@ -81,6 +81,7 @@ class _Writer:
     view: LedgerTransaction
     state: LedgerState
     is_ours: bool
+    untold: dict[int, str]
     wrote: bool = False
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
@@ -88,6 +89,7 @@ class _Writer:
         record = self.view.append(kind, body)
         # A store of others may return anything; ours took the hash from these very members a moment ago.
         self.state.apply(record, is_hashed=self.is_ours)
+        self.untold[record.seq] = record.hash
         return record
 
 
@@ -96,6 +98,8 @@ class Desk:
 
     Formal guarantees:
       - What is granted is granted after the line that charges it stands in the store, and in the anchor.
+      - The anchor is told hashes of the chain that this process wrote its own line on, and compared with them. Nothing
+        is read again for it after a commit: a copy may have taken the ledger's place by then.
       - A ledger on which a line that was seen before, here or in the anchor, is gone or changed grants nothing.
     """
 
@@ -109,6 +113,7 @@ class Desk:
         self._state = LedgerState(header)
         self._seen = (0, "")  # number and hash of the last line that stood, kept when the state is read anew
         self._anchored = (-1, "")  # the anchor's line that was last found on the chain
+        self._untold: dict[int, str] = {}  # with an anchor: hashes of the lines after that one, as they were applied
         self._adopts = False  # whether an anchor that does not know the ledger is taken all the same
         self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed and may stand all the same
         self._agreed: dict[str, tuple[Component, Component]] = {}
@@ -127,8 +132,13 @@ class Desk:
         lock = self._locks.setdefault(here, threading.RLock())
         with lock:
             if self._pid != here:
-                self._state, self._lock = LedgerState(self.header), lock
+                self._start_anew()
+                self._lock = lock
                 self._pid = here  # last: other threads of the child wait above until then
+
+    def _start_anew(self) -> None:
+        """Forgets what was read, so that the ledger is read from its first line."""
+        self._state, self._untold = LedgerState(self.header), {}
 
     def open(self, *, adopt_anchor: bool = False) -> None:
         """Reads the whole ledger, and brings an anchor that lags behind up to its last line.
@@ -177,7 +187,8 @@ class Desk:
             try:
                 with self.store.transaction() as view:
                     self._read(view, is_writing=True)
-                    writer = _Writer(view, self._state, is_ours=type(self.store) is InMemoryStore)
+                    untold = {} if self.anchor is None else self._untold
+                    writer = _Writer(view, self._state, is_ours=type(self.store) is InMemoryStore, untold=untold)
                     yield writer
                 self._seen = (self._state.seq, self._state.head)
                 if self.anchor is not None and self._anchored[0] < self._state.seq:
@@ -185,7 +196,7 @@ class Desk:
             except BaseException as error:
                 # Whether lines that were written stand is the store's word: read it again from the start.
                 if writer is not None and writer.wrote:
-                    self._state = LedgerState(self.header)
+                    self._start_anew()
                 self._outages += isinstance(error, LedgerUnavailableError)
                 raise
 
@@ -202,46 +213,54 @@ class Desk:
             return
         # The anchor first: meanwhile others may go on, never back.
         known = read_anchor(self.anchor, self.header.ledger_id)
-        self._catch_up(source)
+        if known is not None and known[0] < self._anchored[0]:  # it forgot lines, and is to be told them again
+            self._anchored = (-1, "")
+            self._start_anew()
+        self._catch_up(source, known)
         if known is None and self._adopts:
             return
         if known is None or known != self._anchored:
-            self._check_known(known, self.anchor, source)
+            self._check_known(known, self.anchor, self._head_at(known))
 
-    def _check_known(
-        self, known: tuple[int, str] | None, anchor: LedgerAnchor, source: LedgerStore | LedgerTransaction
-    ) -> None:
-        """Refuses a ledger that the anchor does not know, or without the line that it knows."""
+    def _check_known(self, known: tuple[int, str] | None, anchor: LedgerAnchor, head: str | None) -> None:
+        """Refuses a ledger that the anchor does not know, or whose line of that number has another hash than it knows.
+
+        Args:
+          known: what the anchor knows.
+          anchor: the anchor.
+          head: hash of the ledger's line of that number; None where there is none.
+        """
         if known is None:
             raise never_seen(anchor, self.header.ledger_id)
-        if self._head_at(known[0], source) != known[1]:
+        if head != known[1]:
             msg = (
                 f"ledger {self.header.ledger_id}: expected line {known[0]} as the anchor knows it "
                 f"({anchor.description}), found {self._state.seq} lines without it. An older copy, or one that "
                 "went on elsewhere, took the ledger's place: nothing is granted on it. Bring the ledger itself back."
             )
             raise LedgerRollbackError(msg)
-        self._anchored = known
+        self._set_anchored(known)
 
-    def _head_at(self, seq: int, source: LedgerStore | LedgerTransaction) -> str | None:
-        """Returns the hash of a line that was read, None where there is none of that number."""
-        if seq == self._state.seq:
-            return self._state.head
-        if seq == 0:
+    def _set_anchored(self, known: tuple[int, str]) -> None:
+        self._anchored = known
+        self._untold = {seq: head for seq, head in self._untold.items() if seq > known[0]}
+
+    def _head_at(self, known: tuple[int, str] | None) -> str | None:
+        """Returns the hash that the anchor's line has on the chain that was read, None where there is none."""
+        if known is None or known[0] == 0:
             return self.header.digest
-        later = source.records(seq - 1) if 0 < seq < self._state.seq else ()
-        return later[0].hash if later else None
+        return self._state.head if known[0] == self._state.seq else self._untold.get(known[0])
 
     def _anchor_last_line(self, anchor: LedgerAnchor) -> None:
-        """Remembers in the anchor what the ledger holds by now, and looks whether it does.
+        """Tells the anchor what was read and written here, and looks whether it holds that.
 
         Line by line: of two copies that go on at the same moment, one meets the other's line of the same number.
         """
         name, last = self.header.ledger_id, (self._state.seq, self._state.head)
-        first = self._anchored[0] + 1
-        if not self._adopts and first < last[0]:
-            for record in self.store.records(max(first - 1, 0))[: last[0] - max(first, 1)]:
-                write_anchor(anchor, name, (record.seq, record.hash))
+        if not self._adopts:
+            for line in self._untold.items():
+                if line[0] < last[0]:
+                    write_anchor(anchor, name, line)
         write_anchor(anchor, name, last)
         known = read_anchor(anchor, name)
         if known is not None and known[0] < last[0]:
@@ -249,10 +268,11 @@ class Desk:
             raise LedgerUnavailableError(f"{msg} Nothing is granted; what the ledger holds stays charged.")
         if known != last:
             self._catch_up(self.store)  # others may have gone on, in this ledger or in a copy
-            self._check_known(known, anchor, self.store)
-        self._anchored = known or last
+            self._check_known(known, anchor, self._head_at(known))
+        self._set_anchored(known or last)
 
-    def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
+    def _catch_up(self, source: LedgerStore | LedgerTransaction, anchored: tuple[int, str] | None = None) -> None:
+        """Reads what is new; with an anchor, keeps the hashes of the lines from the one that it knows on."""
         known = self._state
         head: Callable[[], tuple[int, str]] | None = getattr(source, "head", None)
         if head is not None and known.seq >= self._seen[0] and head() == (known.seq, known.head):
@@ -264,11 +284,14 @@ class Desk:
         if number and (place >= len(fresh) or fresh[place].hash != seen):
             msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
             raise LedgerRollbackError(msg)
+        first = max(self._anchored[0], (anchored or self._anchored)[0])
         try:
             for record in fresh[1:] if known.seq else fresh:
                 known.apply(record)
+                if self.anchor is not None and (record.seq == first or (record.seq > first and not self._adopts)):
+                    self._untold[record.seq] = record.hash
         except BaseException:
-            self._state = LedgerState(self.header)  # half a line may stand: read from the start
+            self._start_anew()  # half a line may stand: read from the start
             raise
         self._seen = (known.seq, known.head)
 
@@ -282,12 +305,14 @@ class Desk:
             raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
         with self.lock:
             known = None if self.anchor is None else read_anchor(self.anchor, self.header.ledger_id)
-            fresh = LedgerState(self.header)
+            fresh, heads = LedgerState(self.header), {0: self.header.digest}
             for record in self.store.records(0):
                 fresh.apply(record)
+                if known is not None and record.seq == known[0]:
+                    heads[record.seq] = record.hash
             self.refresh()
             if self.anchor is not None:
-                self._check_known(known, self.anchor, self.store)
+                self._check_known(known, self.anchor, None if known is None else heads.get(known[0]))
 
     def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
         """Binds a data set: attaches the examples, then writes each of their declarations unless it stands already.

@@ -9,7 +9,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from langchain_dpicl.privacy.stores import LedgerAnchor
 from langchain_dpicl.stores import FileAnchor
 from langchain_dpicl.stores._postgres_schema import Tables
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+from tests.anchor_swaps import after_next_commit, race
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
 from tests.faults.afresh import Afresh
@@ -526,6 +527,23 @@ class TestAnchors:
         Budget.open(store)
         with pytest.raises(LedgerRollbackError):
             Budget.open(store, anchor=anchor)
+
+    def test_an_older_state_that_is_put_back_between_commit_and_anchor_is_found(
+        self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        schema = postgres.fresh("schema")
+        store = PostgresStore.new(postgres.conninfo(), schema=schema)
+
+        def saved() -> Callable[[], object]:
+            seq, head = store.head()
+
+            def back() -> None:
+                postgres.execute("DELETE FROM {lines} WHERE seq > %s", seq, schema=schema)
+                postgres.execute("UPDATE {ledgers} SET seq = %s, head = %s", seq, head, schema=schema)
+
+            return back
+
+        race(store, saved, lambda act: after_next_commit(monkeypatch, PostgresStore, act))
 
     def test_an_anchor_that_is_gone_stops_all_grants(self, postgres: PostgresServer, where: Where) -> None:
         conninfo = self.ledger(postgres)
