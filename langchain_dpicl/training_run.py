@@ -66,7 +66,7 @@ class TrainingRun(Uncopyable):
         (A killed process takes the tickets that it holds with it: they stay charged.)
       - Before the first ticket of a call burns, and behind the private rows of every step, the engine is tried out with
         made-up text; where it fails, or has no numbers, the run stops instead of going on with noise alone. No record
-        has a part in that.
+        has a part in that, unless it made the engine fail for what comes after it: such a crash is not covered.
       - Nothing but the ticket's own release depends on the records: an empty sample is a step of pure noise, and
         neither counts, errors, files nor progress tell how many records there are.
     """
