@@ -2,7 +2,8 @@
 
 `python -m langchain_dpicl.backends._embedded_build --corpus CORPUS --out OUT` reads `CORPUS/*.txt.xz` (documents
 separated by blank lines), learns a byte-pair vocabulary, a pruned Kneser-Ney 4-gram trie and topic vectors, and
-writes `model.npz` and `manifest.json`. Equal input gives equal bytes; nothing here is imported at run time.
+writes `model.npz` and `manifest.json`. Text that is not in `_embedded_sources` is refused. Equal input gives equal
+bytes; nothing here is imported at run time.
 
 Sources: Sennrich et al. (2016) for byte pairs; Kneser and Ney (1995) with absolute discounting; Seymore and
 Rosenfeld (1996) for pruning by weighted difference.
@@ -29,6 +30,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends._embedded_recipe import PROMPT_WORDS, Recipe
+from langchain_dpicl.backends._embedded_sources import SOURCES, TracedFile, traced
 from langchain_dpicl.backends._embedded_tables import (
     END,
     LOG_STEP,
@@ -301,8 +303,9 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def build(corpus_folder: Path, out: Path, recipe: Recipe) -> dict[str, object]:
-    """Builds `model.npz` and `manifest.json` in `out` and returns the manifest."""
+def build(corpus_folder: Path, out: Path, recipe: Recipe, sources: Mapping[str, TracedFile]) -> dict[str, object]:
+    """Builds `model.npz` and `manifest.json` in `out` and returns the manifest; refuses files without a source."""
+    files = traced(corpus_files(corpus_folder), sources)
     corpus = read_corpus(corpus_folder)
     tokens = learn_vocabulary(count_pieces(corpus, recipe), recipe.vocabulary)
     streams = encode_corpus(corpus, tokens)
@@ -328,7 +331,7 @@ def build(corpus_folder: Path, out: Path, recipe: Recipe) -> dict[str, object]:
     write_arrays(out / "model.npz", arrays)
     manifest: dict[str, object] = {
         "sha256": hashlib.sha256((out / "model.npz").read_bytes()).hexdigest(),
-        "corpus": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus_files(corpus_folder)},
+        "corpus": files,
         "ngrams": {str(order): len(level.keys) for order, level in enumerate(levels, start=2)},
         "recipe": asdict(recipe),
     }
@@ -343,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for model.npz and manifest.json")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    build(options.corpus, options.out, Recipe())
+    build(options.corpus, options.out, Recipe(), SOURCES)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def write_public(folder: Path) -> None:
     pages = "\n\n".join(f"The {n} old house stood by the sea. It was cold in winter number {n}." for n in range(30))
     for name in _soft_corpus.PLAIN:
         (folder / f"{name}.txt.xz").write_bytes(lzma.compress(pages.encode()))
+    taught = "\n\n".join(f"Chapter {n} is of stars.\n\nA company sells {n} things to its customers." for n in range(30))
+    (folder / f"{_soft_corpus.TEXTBOOKS}.txt.xz").write_bytes(lzma.compress(taught.encode()))
     quiz = "\n\n".join(
         f"{category}: {question}?"
         for category in ("sports", "science-technology", "world", "history")
@@ -136,6 +138,12 @@ def test_the_same_input_finds_the_same_model_and_reads_nothing_again(base: Path)
         raise AssertionError("read again")
 
     assert base_model(BASE, never, kept=base.parent, say=print) == base
+
+
+def test_textbooks_are_a_source_whole_and_a_topic_where_they_are_about_business(corpus: _soft_corpus.Corpus) -> None:
+    assert any("stars" in text for text in corpus.shelves["source"]["textbook"])
+    assert corpus.shelves["topic"]["business"]
+    assert all("company" in text for text in corpus.shelves["topic"]["business"])
 
 
 def test_the_same_input_makes_the_same_model(corpus: _soft_corpus.Corpus, base: Path, tmp_path: Path) -> None:

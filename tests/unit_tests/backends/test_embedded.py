@@ -7,15 +7,18 @@ import hashlib
 import json
 import lzma
 import pickle
+import re
 import threading
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from langchain_dpicl.backends import _embedded_build as build
 from langchain_dpicl.backends._embedded_recipe import Recipe
+from langchain_dpicl.backends._embedded_sources import SOURCES, Source, TracedFile, traced
 from langchain_dpicl.backends._embedded_tables import Tables, load_tables
 from langchain_dpicl.backends.embedded import EmbeddedModel, Induction
 from langchain_dpicl.exceptions import ConfigurationError
@@ -226,6 +229,80 @@ class TestSharing:
         assert json.loads((data / "manifest.json").read_text())["sha256"] == hashlib.sha256(raw).hexdigest()
 
 
+def manifest() -> dict[str, dict]:
+    return json.loads((resources.files("langchain_dpicl.backends") / "data" / "manifest.json").read_text())
+
+
+class TestSources:
+    """The shipped tables are built from text whose repository, commit and licence are known, and NOTICE says so."""
+
+    def test_the_manifest_names_the_works_of_every_corpus_file(self):
+        for name, file in manifest()["corpus"].items():
+            assert file["sources"], name
+            for source in file["sources"]:
+                assert all(source[field] for field in ("work", "repository", "licence")), name
+                assert re.fullmatch("[0-9a-f]{40}", source["commit"]), name
+
+    def test_the_shipped_tables_were_built_from_the_files_that_were_traced(self):
+        assert {name: file["sha256"] for name, file in manifest()["corpus"].items()} == {
+            name: file.sha256 for name, file in SOURCES.items()
+        }
+
+    def test_every_work_stands_in_notice_with_repository_commit_and_licence(self):
+        notice = (Path(__file__).parents[3] / "NOTICE").read_text()
+        entries = [" ".join(entry.split()) for entry in notice.split("\n\n")]
+        works = [source for file in manifest()["corpus"].values() for source in file["sources"]]
+        for work in works:
+            told = [entry for entry in entries if work["commit"] in entry]
+            assert len(told) == 1, work
+            assert work["repository"] in told[0], work
+            assert work["licence"] in told[0], work
+        assert sorted(re.findall("[0-9a-f]{40}", notice)) == sorted(work["commit"] for work in works)
+
+    def test_no_work_is_under_a_licence_that_forbids_what_users_do(self):
+        licences = {source["licence"] for file in manifest()["corpus"].values() for source in file["sources"]}
+        assert licences <= {"CC BY 4.0", "CC BY-SA 3.0", "CC BY-SA 4.0", "public domain"}
+
+    @pytest.mark.parametrize("lacking", ["work", "repository", "commit", "licence"])
+    def test_a_source_needs_repository_commit_and_licence(self, lacking):
+        whole = {"work": "A book", "repository": "example.org/book", "commit": "0" * 40, "licence": "CC BY 4.0"}
+        Source(**whole)
+        with pytest.raises(ConfigurationError, match="repository"):
+            Source(**{**whole, lacking: ""})
+
+    def test_an_abbreviated_commit_is_refused(self):
+        with pytest.raises(ConfigurationError, match="40"):
+            Source(work="A book", repository="example.org/book", commit="0" * 10, licence="CC BY 4.0")
+
+    def test_a_file_of_unnamed_works_is_refused(self):
+        with pytest.raises(ConfigurationError, match="none"):
+            TracedFile(sha256="0" * 64, sources=())
+
+    def test_text_of_an_unknown_file_is_not_built_from(self, tiny_corpus, tmp_path):
+        sources = known(tiny_corpus)
+        del sources["books.txt.xz"]
+        with pytest.raises(ConfigurationError, match=r"books\.txt\.xz: expected no such file"):
+            build.build(tiny_corpus, tmp_path / "out", TINY, sources)
+        assert not (tmp_path / "out").exists()
+
+    def test_text_that_changed_since_it_was_traced_is_not_built_from(self, tiny_corpus):
+        path = tiny_corpus / "books.txt.xz"
+        changed = {path.name: TracedFile(sha256="0" * 64, sources=WORK)}
+        with pytest.raises(ConfigurationError, match=f"expected sha256 {'0' * 64}"):
+            traced([path], changed)
+
+
+WORK = (Source(work="Made up", repository="example.org/made-up", commit="0" * 40, licence="public domain"),)
+
+
+def known(folder: Path) -> dict[str, TracedFile]:
+    """Traces every file of a made-up corpus."""
+    return {
+        path.name: TracedFile(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), sources=WORK)
+        for path in build.corpus_files(folder)
+    }
+
+
 TINY = Recipe(vocabulary=400, dimensions=4, clusters=3, rare=1, thresholds=(0.0, 0.0, 0.0), passage=4)
 
 
@@ -246,22 +323,22 @@ def tiny_corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tiny(tiny_corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
-    build.build(tiny_corpus, out, TINY)
+    build.build(tiny_corpus, out, TINY, known(tiny_corpus))
     return Tables(out / "model.npz")
 
 
 class TestBuild:
     def test_equal_input_gives_equal_bytes(self, tiny_corpus, tmp_path):
         for name in ("one", "two"):
-            build.build(tiny_corpus, tmp_path / name, TINY)
+            build.build(tiny_corpus, tmp_path / name, TINY, known(tiny_corpus))
         for file in ("model.npz", "manifest.json"):
             assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
     def test_other_input_gives_other_bytes(self, tiny_corpus, tmp_path):
-        build.build(tiny_corpus, tmp_path / "one", TINY)
+        build.build(tiny_corpus, tmp_path / "one", TINY, known(tiny_corpus))
         with lzma.open(tiny_corpus / "more.txt.xz", "wt") as handle:
             handle.write("one more document")
-        build.build(tiny_corpus, tmp_path / "two", TINY)
+        build.build(tiny_corpus, tmp_path / "two", TINY, known(tiny_corpus))
         (tiny_corpus / "more.txt.xz").unlink()
         assert (tmp_path / "one" / "model.npz").read_bytes() != (tmp_path / "two" / "model.npz").read_bytes()
 
@@ -309,6 +386,7 @@ class TestBuild:
 
     def test_the_command_line_builds(self, tiny_corpus, tmp_path, monkeypatch):
         monkeypatch.setattr(build, "Recipe", lambda: TINY)
+        monkeypatch.setattr(build, "SOURCES", known(tiny_corpus))
         build.main(["--corpus", str(tiny_corpus), "--out", str(tmp_path)])
         assert (tmp_path / "model.npz").stat().st_size > 0
 
