@@ -13,7 +13,7 @@ DPICLError
 +-- ModelCallError                       a public model call failed; the charge stays, releases are kept
 |   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
 |   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
-|   +-- TrainingInterruptedError         training stopped half-way; holds what was released, can resume
+|   +-- TrainingInterruptedError         training stopped before its last step; holds the prompt, can resume if paid
 +-- MemoError                            released answers cannot be kept or read, or the memo is none
 +-- PrivacyBudgetError
     +-- NoPrivacyBudgetError             no budget was given or found: fail closed
@@ -102,16 +102,21 @@ class LabellingInterruptedError(ModelCallError):
 
 
 class TrainingInterruptedError(ModelCallError):
-    """Training of a prompt stopped before its end.
+    """Training of a prompt stopped before its last step: the model failed, or the tickets of the others were lost.
 
     Attributes:
-      training_run: the object to call `run()` (or `arun()`) on again; it goes on with tickets not yet burnt, and holds
-        the weights released so far.
+      training_run: the object to call `run()` (or `arun()`) on again; it goes on with tickets not yet burnt, if any is
+        left (`training_run.steps_left`), and holds the weights released so far.
     """
 
     def __init__(self, message: str, *, training_run: Any) -> None:
         super().__init__(message)
         self.training_run = training_run
+
+    @property
+    def soft_prompt(self) -> Any:
+        """The prompt as it stands after the steps that were made (`report["step"]` of them); free."""
+        return self.training_run.soft_prompt
 
 
 class MemoError(DPICLError):

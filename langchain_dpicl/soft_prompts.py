@@ -20,13 +20,16 @@ from langchain_dpicl.backends.gradients import AskCheck
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.privacy._validate import Adjacency, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.soft_prompt import Method, SoftPrompt, base_of
 from langchain_dpicl.training_planning import STEP_TEMPLATE, TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
+
+_BLOCKS = 20
+"""Reservations of a run without a given `reserve_steps`."""
 
 
 class PromptDPSGD:
@@ -183,6 +186,7 @@ class PromptDPSGD:
         validate_every: int | None = None,
         component: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        reserve_steps: int | None = None,
     ) -> TrainingRun:
         """Plans the noise, declares the share and returns a run that has not spent anything yet.
 
@@ -211,8 +215,10 @@ class PromptDPSGD:
           validate_every: steps between two looks at them; by default about twenty looks in all.
           component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
           checkpoint: file that holds the released weights of each step before its ticket is committed. If it exists,
-            the run goes on from it: on the same ledger, plan and model only, with the tickets that went back. (A
-            process that is killed gives none back.)
+            the run goes on from it: on the same ledger, plan and model only, with the tickets that are left.
+          reserve_steps: most tickets that are reserved at a time, and so most steps that are lost if the process is
+            killed; each reservation is one more durable write of the ledger. None: a twentieth of the steps, at
+            least 1.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -236,6 +242,9 @@ class PromptDPSGD:
             l2_clip_norm=l2_clip_norm,
             noise_multiplier=noise_multiplier,
             adjacency=spender.adjacency,
+        )
+        block = (
+            max(1, plan.steps // _BLOCKS) if reserve_steps is None else check_int("reserve_steps", reserve_steps, low=1)
         )
         rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
         public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
@@ -264,6 +273,7 @@ class PromptDPSGD:
             budget=spender,
             public=public,
             checkpoint=path,
+            reserve_steps=block,
             is_resumed=kept is not None,
         )
 

@@ -27,7 +27,6 @@ from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
-    PrivacyBudgetError,
     TrainingInterruptedError,
 )
 from langchain_dpicl.privacy._validate import fail
@@ -61,9 +60,11 @@ class TrainingRun(Uncopyable):
 
     Formal guarantees:
       - All weights that it ever shows are, together, (epsilon, delta)-DP for one unit, at the share's numbers.
-      - Tickets of all steps are reserved before the first private record is read. A step's ticket burns when its first
-        private call starts and is committed after its noised state is safe; what never burnt goes back at the end.
-        (A killed process takes the tickets that it holds with it: they stay charged.)
+      - The first reservation seals the share at the price of all steps. Tickets are reserved in blocks of at most
+        `reserve_steps`, each before a private record is read for it. A step's ticket burns when its first private call
+        starts and is committed after its noised state is safe; what never burnt goes back at the end.
+      - A killed process takes along the tickets of the block that it holds, at most `reserve_steps`; they stay charged.
+      - A run that has made fewer steps than its plan and has no ticket left raises `TrainingInterruptedError`.
       - Before the first ticket of a call burns, and behind the private rows of every step, the engine is tried out with
         made-up text; where it fails, or has no numbers, the run stops instead of going on with noise alone. No record
         has a part in that, unless it made the engine fail for what comes after it: such a crash is not covered.
@@ -85,9 +86,11 @@ class TrainingRun(Uncopyable):
         budget: Budget,
         public: Mapping[str, Any],
         checkpoint: Path | None,
+        reserve_steps: int,
         is_resumed: bool = False,
     ) -> None:
         self.plan = plan
+        self.reserve_steps = reserve_steps
         self.engine = engine
         self.optimizer = optimizer
         self._private = private
@@ -152,7 +155,9 @@ class TrainingRun(Uncopyable):
 
         Raises:
           TrainingInterruptedError: the model failed on something public; released weights are kept, and calling `run`
-            again goes on with the steps whose tickets did not burn. Other errors and Ctrl-C carry `training_run` too.
+            again goes on with the steps whose tickets did not burn. Also where tickets were lost, to an error or to a
+            process that was killed, and the last one burnt before the last step: `error.soft_prompt` is the prompt
+            as it stands. Other errors and Ctrl-C carry `training_run` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
         for _ in self.stream(progress=progress):
@@ -167,11 +172,11 @@ class TrainingRun(Uncopyable):
 
     def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
         """Yields each step as soon as its weights are released; errors as in `run`."""
-        with self._events() as events, self._carried(), self._tickets(events), self._bar(progress) as bar:
-            while self._goes_on():
+        with self._events() as events, self._carried(), self._tickets(events) as left, self._bar(progress, left) as bar:
+            while self.step < self.plan.steps:
                 failure, told = "", None
                 try:
-                    told = drive(self._step())
+                    told = drive(self._step(events))
                 except ModelCallError as error:
                     failure = str(error)
                 yield self._told(told, failure, bar)
@@ -182,12 +187,12 @@ class TrainingRun(Uncopyable):
         async with self._events() as events:
             tickets = Aside(self._tickets(events), is_slow=is_slow)
             with self._carried():
-                async with tickets:
-                    with self._bar(progress) as bar:
-                        while self._goes_on():
+                async with tickets as left:
+                    with self._bar(progress, left) as bar:
+                        while self.step < self.plan.steps:
                             failure, told = "", None
                             try:
-                                told = await adrive(self._step(), is_slow=is_slow)
+                                told = await adrive(self._step(events), is_slow=is_slow)
                             except ModelCallError as error:
                                 failure = str(error)
                             step = self._told(told, failure, bar)
@@ -195,10 +200,12 @@ class TrainingRun(Uncopyable):
                             yield step
                             tickets.is_at_yield = False
 
-    def _step(self) -> Walk[TrainingStep]:
-        """Makes one step (a walk), and looks at the public records where it is time to."""
+    def _step(self, events: RunEvents) -> Walk[TrainingStep | None]:
+        """Makes one step (a walk), and looks at the public records where it is time to; None: no ticket is left."""
         with self._alone():
-            ticket = self._ticket()
+            ticket = self._ticket(events)
+            if ticket is None:
+                return None
             if not self._is_tried and (failure := (yield AskCheck(self.engine, self.weights))):
                 raise failure  # before the ticket burns
             self._is_tried = True
@@ -294,17 +301,14 @@ class TrainingRun(Uncopyable):
                 self._unsettled.pop()
 
     @contextmanager
-    def _tickets(self, events: RunEvents) -> Iterator[None]:
-        """Holds the tickets of all steps that are left; what has not burnt when nobody trains any more goes back."""
+    def _tickets(self, events: RunEvents) -> Iterator[int]:
+        """Gives the number of steps left; unburnt tickets go back when the last of the streams ends."""
         self._settle()
         with self._lock:
-            if self._held is None and (left := self._share.remaining(STEP_TEMPLATE)):
-                self._held = self._share.reserve(STEP_TEMPLATE, count=left)
-                events.tickets += left
             self._streams += 1
             self._is_tried = False
         try:
-            yield
+            yield self.steps_left
         finally:
             with self._lock:
                 self._streams -= 1
@@ -313,23 +317,35 @@ class TrainingRun(Uncopyable):
                     self._held = None
                     events.tickets -= held.give_back()
 
-    def _goes_on(self) -> bool:
-        held = self._held
-        return held is not None and held.unburnt > 0
+    def _ticket(self, events: RunEvents) -> Reservation | None:
+        """Returns a reservation with a ticket to burn, made now where the last one has none; None: no ticket is left.
 
-    def _ticket(self) -> Reservation:
-        if self._held is None:
-            raise PrivacyBudgetError("step: expected a ticket reserved for it, found none. Call run().")
-        return self._held
+        Raises:
+          ConfigurationError: another run wrote the checkpoint since; found before anything more is reserved.
+        """
+        with self._lock:
+            if self._held is not None and self._held.unburnt:
+                return self._held
+            if self._held is not None:
+                self._check_file()
+            if not (left := self._share.remaining(STEP_TEMPLATE)):
+                return None
+            self._held = self._share.reserve(STEP_TEMPLATE, count=min(left, self.reserve_steps))
+            events.tickets += self._held.count
+            return self._held
 
     def _told(self, step: TrainingStep | None, failure: str, bar: Any) -> TrainingStep:
         """Returns a step that was made; reports an interruption, from a frame without a cause."""
         if step is None:
-            msg = (
-                f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
-                "tickets that burnt stay charged. Call run() on error.training_run to go on."
-            )
-            raise TrainingInterruptedError(msg, training_run=self)
+            advice = "tickets that burnt stay charged. Call run() on error.training_run to go on."
+            if not failure:
+                failure = "expected a ticket for each step of the plan, found none left"
+                advice = (
+                    "the tickets of the others were lost to errors, to killed processes or to another run, and stay "
+                    "charged. Take error.soft_prompt as it stands, or train again as another component."
+                )
+            msg = f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
+            raise TrainingInterruptedError(msg + advice, training_run=self)
         with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
             if step.validation_loss is not None:
                 bar.set_postfix_str(f"public validation loss {step.validation_loss:.4g}", refresh=False)
@@ -349,9 +365,8 @@ class TrainingRun(Uncopyable):
     def _events(self) -> RunEvents:
         return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
 
-    def _bar(self, progress: bool | None) -> Any:
+    def _bar(self, progress: bool | None, left: int) -> Any:
         hidden = None if progress is None else not progress
-        left = 0 if self._held is None else self._held.unburnt
         return tqdm(total=left, unit="step", desc="private training", disable=hidden, leave=False)
 
     def __repr__(self) -> str:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.exceptions import TrainingInterruptedError
+from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
@@ -129,10 +132,25 @@ def examples(given: Sequence[tuple[str, str]] | None = None, **options: Any) -> 
 def prepared(
     private: PrivateExamples | None = None, *, engine: Any = None, budget: Any = None, **options: Any
 ) -> TrainingRun:
-    """A run that has not spent anything yet, of four steps, each on ten of forty units."""
-    given: Mapping[str, Any] = {**RUN, **options}
+    """A run that has not spent anything yet, of four steps, each on ten of forty units.
+
+    All tickets are in one block: what is reserved, burnt and given back then tells what became of every step.
+    """
+    given: Mapping[str, Any] = {**RUN, "reserve_steps": 1000, **options}
     trainer = PromptDPSGD(LogisticEngine() if engine is None else engine)
     return trainer.prepare(private or examples(), budget=house() if budget is None else budget, **given)
+
+
+def short_of_steps(made: TrainingRun, *, awaited: bool = False) -> SoftPrompt:
+    """Runs what is left of a run that lost tickets; returns the prompt that the error holds."""
+    with pytest.raises(
+        TrainingInterruptedError, match="expected a ticket for each step of the plan, found none"
+    ) as caught:
+        asyncio.run(made.arun()) if awaited else made.run()
+    assert caught.value.training_run is made
+    assert (made.steps_left, caught.value.soft_prompt) == (0, made.soft_prompt)
+    assert caught.value.soft_prompt.report["step"] < made.plan.steps
+    return caught.value.soft_prompt
 
 
 PUBLIC = [{"text": "good and good again", "label": "good"}, {"text": "bad", "label": "bad"}]

@@ -91,6 +91,7 @@ class Scene:
             validation=PUBLIC,
             validate_every=2,
             checkpoint=self.path,
+            reserve_steps=2,
             **self.options,
         )
         is_out = [True]
@@ -124,7 +125,13 @@ def _steps(scene: Scene, *, is_async: bool) -> Iterator[Any]:
         except Exception as error:
             yield _fault(error)
         yield [made.step, made.steps_left, repr(made), _masked(json.loads(scene.path.read_text()))]
-        yield [list(map(repr, made.stream())), repr(made.plan.cost()), made.plan.to_dict()]
+        told: list[Any] = []
+        try:
+            for step in made.stream():
+                told.append(repr(step))  # noqa: PERF401  kept where the stream raises
+        except Exception as error:
+            told += _fault(error)
+        yield [told, repr(made.plan.cost()), made.plan.to_dict()]
     yield [repr(scene.private), repr(scene.budget), scene.private.declaration]
 
 
@@ -166,9 +173,11 @@ def test_what_is_compared_holds_steps_files_bars_and_an_outage() -> None:
         "TrainingInterruptedError",
         STOPPED.format("no memory for public texts", 1),
     ]
+    assert [shown[0] for shown in seen[0:9:3]] == ["TrainingInterruptedError"] * 3
     assert [shown[:2] for shown in seen[1:9:3]] == [[1, 2], [3, 0], [3, 0]]
     assert [shown[3]["step"] for shown in seen[1:9:3]] == [1, 3, 3]
-    assert [len(shown[0]) for shown in seen[2:9:3]] == [2, 0, 0]
+    ended = [told.index("TrainingInterruptedError") for told, *_ in seen[2:9:3]]
+    assert ended == [2, 0, 0]
     kinds = [kind for kind, _ in seen[12]]
     assert kinds.count("commit") == 3
     assert [data["tickets"] for name, data in seen[11] if name == "dpicl.charged"] == [2, 2]

@@ -17,7 +17,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
-from tests.gradient_doubles import RUN, LogisticEngine, examples, prepared, texts
+from tests.gradient_doubles import RUN, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, house, lines
 from tests.pate_games import free_price
 from tests.unit_tests.test_private_frames import shows_private, stop
@@ -129,7 +129,7 @@ def test_a_device_that_dies_in_a_step_stops_the_run_with_the_weights_before_it(a
     assert np.array_equal(made.weights, before)
     assert (made.step, made.steps_left) == (1, 2)  # its ticket has burnt, and stays charged
     engine.is_dead, engine.dies_at = False, None
-    run(made, awaited=awaited)
+    short_of_steps(made, awaited=awaited)
     assert (made.step, made.steps_left) == (3, 0)
     charged = counts(budget)
     assert charged["reserve step"] - charged["give_back step"] == 4
@@ -152,16 +152,16 @@ def test_ctrl_c_while_it_is_tried_out_keeps_the_charge_and_carries_the_run(await
 def test_a_killed_process_takes_its_tickets_along_and_a_durable_ledger_keeps_the_rest(tmp_path: Path) -> None:
     """Another process sees what the store holds: the tickets of steps that were never made are not given back."""
     budget, private = house(), examples(dataset_id="letters")
-    given: dict[str, Any] = {"checkpoint": tmp_path / "state.json", "epsilon": 30.0}
+    given: dict[str, Any] = {"checkpoint": tmp_path / "state.json", "epsilon": 30.0, "reserve_steps": 3}
     stream = prepared(private, budget=budget, **given).stream()
     next(stream)
     next(stream)  # and here it is killed
     opened = Budget.open(budget._store)
     made = prepared(private, budget=opened, **given)
-    assert (made.step, made.steps_left) == (2, 0)
-    assert made.run().report["step"] == 2
+    assert (made.step, made.steps_left) == (2, 1)
+    assert short_of_steps(made).report["step"] == 3
     assert opened.remaining_epsilon == budget.remaining_epsilon > 30.0
-    assert counts(opened) == {"reserve step": 4, "commit step": 2}
+    assert counts(opened) == {"reserve step": 4, "commit step": 3}
 
 
 # -- nothing private has a part in it ----------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def started(trainer: PromptDPSGD, budget: Any, records: Any = SAID) -> TrainingR
     from langchain_dpicl import PrivateExamples
 
     private = PrivateExamples(records, label_key="label", labels=("warm", "cold"), public_size=16)
-    return trainer.prepare(private, budget=budget, **{**RUN, "expected_batch_size": 8, "steps": 3})
+    return trainer.prepare(private, budget=budget, **{**RUN, "expected_batch_size": 8, "steps": 3, "reserve_steps": 3})
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -307,7 +307,7 @@ def test_a_model_that_dies_under_a_run_stops_it(numbers: bool, monkeypatch: pyte
     assert (made.step, made.steps_left) == (1, 1)
     assert counts(budget) == {"reserve step": 3, "commit step": 1, "give_back step": 1}
     monkeypatch.setattr(trainer.engine.prompted, "forward", real)
-    made.run()
+    short_of_steps(made)
     assert made.step == 2
 
 

@@ -40,7 +40,7 @@ from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY, remember_prices
-from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, texts
+from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.pate_games import free_price
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private, stop
@@ -205,7 +205,7 @@ def test_an_outage_keeps_what_was_spent_and_gives_back_what_never_burnt(awaited:
     assert caught.value.__context__ is None
     assert (made.step, made.steps_left) == (1, 4)
     assert counts(budget) == {"reserve step": 6, "commit step": 1, "give_back step": 4}
-    prompt = run(caught.value.training_run, awaited=awaited)
+    prompt = short_of_steps(caught.value.training_run, awaited=awaited)
     assert (made.step, made.steps_left) == (5, 0)
     assert counts(budget) == {"reserve step": 10, "commit step": 5, "give_back step": 4}
     assert verify_report(prompt).ok
@@ -239,7 +239,7 @@ def test_ctrl_c_keeps_the_charge_carries_the_run_and_shows_nothing(
     assert caught.value.training_run is made
     assert shows_private(caught.value) == []
     assert (made.step, made.steps_left) == (1, 2)
-    run(made, awaited=awaited)
+    short_of_steps(made, awaited=awaited)
     assert (made.step, made.steps_left) == (3, 0)
     charged = counts(budget)
     assert charged["reserve step"] - charged["give_back step"] == 4
@@ -696,7 +696,7 @@ def test_a_second_run_of_the_same_share_has_the_tickets_it_left() -> None:
     next(prepared(private, budget=budget, component="c").stream())
     again = prepared(private, budget=budget, component="c")
     assert (again.step, again.steps_left) == (0, 3)
-    again.run()
+    short_of_steps(again)
     assert counts(budget) == {"reserve step": 7, "commit step": 4, "give_back step": 3}
 
 
