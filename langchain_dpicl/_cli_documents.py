@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_records
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _public_lines(path: Path, records: Path) -> list[str]:
     if path.exists() and records.exists() and path.samefile(records):
         raise ConfigurationError(f"--vocabulary, --public-texts: expected a PUBLIC file, found the records, {path}.")
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+        lines = read_plain(path, MAX_TEXT).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         lines = None
     if lines is None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
 def read_json(path: Path) -> Any:
-    """Reads a public JSON file; a byte order mark is fine."""
+    """Reads a public JSON file, which is a plain one; a byte order mark is fine."""
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        return json.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: expected JSON text in UTF-8, found other bytes.") from error
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ConfigurationError(f"{path}: expected JSON, found at {place}: {error.msg}.") from error
-    except (ValueError, RecursionError) as error:
+    except ConfigurationError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(f"{path}: expected JSON, found a number or nesting too large to read.") from error
 
 

@@ -7,14 +7,13 @@ topics were released the ledger knows as well (`TopicExamples.name_topics`), and
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._plain_files import checked_target
+from langchain_dpicl._released_files import FileForm, plain, write_whole
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.released_documents import SyntheticText, text_of
 
 _FORM = FileForm(
@@ -37,11 +36,7 @@ class DocumentsCheckpoint:
     """
 
     def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise fail("checkpoint", "the path of a file, or None", type(path).__name__)
-        self._path = Path(path)
-        if not self._path.parent.is_dir() or not os.access(self._path.parent, os.W_OK) or self._path.is_dir():
-            raise fail("checkpoint", "a file in a folder that exists and can be written", str(path))
+        self._path = checked_target("checkpoint", path)
         self._terms = plain("terms", terms)
 
     def read(self) -> tuple[tuple[tuple[str, int], ...], tuple[SyntheticText, ...]] | None:
@@ -53,7 +48,7 @@ class DocumentsCheckpoint:
         """
         if not self._path.exists():
             return None
-        state = _FORM.read(text_in(self._path))
+        state = _FORM.load(self._path)
         if state["terms"] != self._terms:
             advice = "Go on with the same ledger, data set, component and options; or take another file."
             raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")

@@ -8,16 +8,14 @@ how many rounds are left is the ledger's.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from langchain_dpicl._evolution_population import Population
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._plain_files import checked_target
+from langchain_dpicl._released_files import FileForm, plain, write_whole
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger import Share
 
 _FORM = FileForm(
@@ -41,11 +39,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise fail("checkpoint", "the path of a file, or None", type(path).__name__)
-        self._path = Path(path)
-        if not self._path.parent.is_dir() or not os.access(self._path.parent, os.W_OK) or self._path.is_dir():
-            raise fail("checkpoint", "a file in a folder that exists and can be written", str(path))
+        self._path = checked_target("checkpoint", path)
         self._terms = plain("terms", terms)
 
     def restore(self, populations: Sequence[Population], share: Share) -> None:
@@ -59,7 +53,7 @@ class Checkpoint:
         """
         if not self._path.exists():
             return
-        state = _FORM.read(text_in(self._path))
+        state = _FORM.load(self._path)
         if state["terms"] != self._terms:
             advice = "Go on with the same ledger, data set, component and options; or take another file."
             raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")

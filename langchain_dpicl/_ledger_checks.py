@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger_state import RESERVE, LedgerState
 from langchain_dpicl.privacy.report import PrivacyReport, ShareEntry, verify_report
@@ -152,20 +153,20 @@ def read_receipts(path: Path) -> list[Mapping[str, Any]]:
     """Reads receipts: a JSON object or list, or a line of JSON each; results that hold a receipt do too.
 
     Raises:
-      ConfigurationError: it holds something else.
+      ConfigurationError: it holds something else, or is no plain file.
       LedgerError: it is a file of a ledger that is open in this process.
       OSError: it cannot be read.
     """
     from langchain_dpicl.stores._sqlite_logs import check_free
 
     check_free(path, "--receipt")
-    text = path.read_bytes()
+    text = read_plain(path, MAX_TEXT)
     try:
         try:
             found = json.loads(text)
         except ValueError:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         found = None
     items = [_receipt_in(item) for item in (found if isinstance(found, list) else [found])]
     if not items or None in items:

@@ -14,12 +14,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 
 EXPORT_FORMAT = 1
 _MOST = 2**63
+_MOST_BYTES = 1 << 32
+"""Of an export that is read: about ten million lines."""
 
 
 class ExportedLedger:
@@ -93,7 +96,7 @@ def is_export(path: Path) -> bool:
     if not _is_no_database(path):
         return False
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file:  # a plain one, as SQLite has found
             return file.read(1) == b"{"
     except OSError:
         return False
@@ -117,12 +120,13 @@ def read_export(path: Path) -> ExportedLedger:
 
     Raises:
       LedgerError: the file is no export, was cut off, holds a line of another form, or is a ledger's that is open here.
+      ConfigurationError: it is no plain file, or too large.
       OSError: it cannot be read.
     """
     from langchain_dpicl.stores._sqlite_logs import check_free
 
     check_free(path, "export")
-    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    lines = read_plain(path, _MOST_BYTES).removesuffix(b"\n").split(b"\n")
     first = _json_object(lines[0], 1)
     if first.get("dpicl_ledger_export") != EXPORT_FORMAT:
         msg = f"{path}: expected a ledger exported in format {EXPORT_FORMAT}, found another file. Export it anew."

@@ -17,12 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 
 Array: TypeAlias = NDArray[np.float32]
-
-MAX_BYTES = 1 << 30
-"""A larger file of arrays is not read."""
 
 _MAX_HEADER = 1 << 16
 _ALIGNED = 8
@@ -47,13 +45,10 @@ def arrays_in(path: Path) -> dict[str, Array]:
     """Returns the float32 arrays of a safetensors file by name.
 
     Raises:
-      ConfigurationError: another format or type, or numbers that are missing or left over.
+      ConfigurationError: no plain file, another format or type, or numbers that are missing or left over.
       OSError: the file is missing or unreadable.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ConfigurationError(f"{path.name}: expected at most {MAX_BYTES} bytes, found {size}.")
-    whole = path.read_bytes()
+    whole = read_plain(path, MAX_ARRAYS)
     begin = 8 + int.from_bytes(whole[:8], "little")
     header = _header(whole[8:begin]) if begin <= min(len(whole), 8 + _MAX_HEADER) else None
     if header is None:
@@ -96,7 +91,7 @@ def _block(file: str, name: str, said: Any) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
-    is_list = isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_BYTES for one in value)
+    is_list = isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_ARRAYS for one in value)
     return tuple(value) if is_list else None
 
 

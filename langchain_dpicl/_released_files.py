@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.release_claims import (
+    CONTENT_DIGEST,
+    check_claims,
+    content_problems,
+    with_content_digest,
+)
 
 _INDENTED = json.JSONEncoder(allow_nan=False, indent=2).encode
 _COMPACT = json.JSONEncoder(allow_nan=False).encode
@@ -41,8 +48,11 @@ class FileForm:
     lines: str | None = None
 
     def text(self, state: Mapping[str, Any]) -> str:
-        """Returns the JSON text of `state`, which has exactly `keys`; NaN and infinities raise ValueError."""
-        whole = {"format": self.format, "version": self.version, **state}
+        """Returns the JSON text of `state`, which has exactly `keys`; NaN and infinities raise ValueError.
+
+        The content digest stands in the report, or beside the keys of a file that has none.
+        """
+        whole = with_content_digest({"format": self.format, "version": self.version, **state})
         parts = (f"  {_INDENTED(key)}: {self._value(key, value)}" for key, value in whole.items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -53,10 +63,13 @@ class FileForm:
         return _INDENTED(value).replace("\n", "\n  ")  # in JSON a line break never stands inside a string
 
     def read(self, text: str) -> dict[str, Any]:
-        """Returns the object that `text` wrote, its keys checked and its values not.
+        """Returns the object that `text` wrote, its keys and content digest checked and its values not.
+
+        A report is checked for what it claims as well (`check_claims`), and comes without the digest.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, or missing, unknown or repeated keys.
+          ConfigurationError: not JSON, another format or version, missing, unknown or repeated keys, another content
+            than was written, or a report whose claims its ledger's report does not bear out.
         """
         state = self._parse(text)
         if not isinstance(state, dict) or state.get("format") != self.format:
@@ -66,15 +79,31 @@ class FileForm:
             raise ConfigurationError(
                 f"{self.what}: expected version {self.version}. Upgrade the package, or release again."
             )
-        if frozenset(state) != (keys := self.keys | {"format", "version"}):
+        own = frozenset() if "report" in self.keys else {CONTENT_DIGEST}
+        if frozenset(state) != (keys := self.keys | own | {"format", "version"}):
             raise ConfigurationError(f"{self.what}: expected exactly the keys {sorted(keys)}.")
+        for problem in content_problems(state):
+            raise ConfigurationError(f"{self.what}: {problem}. Get the file again from who wrote it.")
+        holder = state["report"] if "report" in self.keys else state
+        del holder[CONTENT_DIGEST]
+        if holder is not state:
+            check_claims(holder)
         return state
+
+    def load(self, path: str | os.PathLike[str], *, most: int = MAX_TEXT) -> dict[str, Any]:
+        """Returns the object that a file holds, as `read` does.
+
+        Raises:
+          ConfigurationError: it is no plain file, has more than `most` bytes, or holds something else.
+          OSError: the file is missing or unreadable.
+        """
+        return self.read(text_in(path, most))
 
     def _parse(self, text: str) -> object:
         """Returns the JSON value, refusing repeated keys, NaN, infinities and nesting that exhausts the stack."""
         try:
             value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ConfigurationError(f"{self.what}: expected JSON text ({type(error).__name__}).") from None
         return value
 
@@ -95,7 +124,8 @@ class KeptAsJson(ABC):
           text: the JSON text. Its content stays data, whatever keys it carries.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report does not bear out.
         """
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -105,6 +135,7 @@ class KeptAsJson(ABC):
           path: file to create or replace; its folder must exist.
 
         Raises:
+          ConfigurationError: the text is larger than what `load` reads.
           OSError: the folder is missing or cannot be written; `path` is then untouched.
         """
         write_whole(path, self.to_json())
@@ -114,21 +145,24 @@ class KeptAsJson(ABC):
         """Reads a file written by `save`.
 
         Args:
-          path: the file.
+          path: the file; a link is followed to a plain file, and to nothing else.
 
         Raises:
-          ConfigurationError: the content is not what `save` writes.
+          ConfigurationError: the content is not what `save` writes, or there is no plain file.
           OSError: the file is missing or unreadable.
         """
         return cls.from_json(text_in(path))
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
+def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:
     """Writes ASCII text to `path`; a reader sees the old file or the whole new one, never a part.
 
     Raises:
+      ConfigurationError: more than `most` characters, which nobody would read again.
       OSError: the folder is missing or cannot be written; `path` is then untouched.
     """
+    if len(text) > most:
+        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(text)}. Keep it in several parts.")
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
@@ -141,14 +175,15 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def text_in(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a file; of bytes that are no text the empty one, which no reader takes.
+def text_in(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
+    """Returns the text of a plain file; of bytes that are no text the empty one, which no reader takes.
 
     Raises:
+      ConfigurationError: it is no plain file, or has more than `most` bytes.
       OSError: the file is missing or unreadable.
     """
     try:
-        return Path(path).read_bytes().decode("utf-8")
+        return read_plain(path, most).decode("utf-8")
     except UnicodeDecodeError:
         return ""  # refused by the reader, without the bytes in the exception chain
 

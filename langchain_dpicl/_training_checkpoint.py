@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl._optimizers import LARGEST_WEIGHT, WEIGHT_GRID, Floats, OptimizerState
-from langchain_dpicl._released_files import FileForm, plain, text_in, write_whole
+from langchain_dpicl._plain_files import MAX_ARRAYS, checked_target
+from langchain_dpicl._released_files import FileForm, plain, write_whole
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 
@@ -63,7 +64,8 @@ class Checkpoint:
         """
         terms = {name: getattr(self, name) for name in _TERMS}
         vectors = {"weights": _text(self.state.weights), "moments": [_text(moment) for moment in self.state.moments]}
-        write_whole(path, _FORM.text({**terms, "public": dict(self.public), "step": self.state.step, **vectors}))
+        told = {**terms, "public": dict(self.public), "step": self.state.step, **vectors}
+        write_whole(path, _FORM.text(told), MAX_ARRAYS)
 
     @classmethod
     def load(
@@ -81,7 +83,7 @@ class Checkpoint:
           ConfigurationError: the content is not what `save` writes for such a run.
           OSError: the file is missing or unreadable.
         """
-        found = _FORM.read(text_in(path))
+        found = _FORM.load(path, most=MAX_ARRAYS)
         terms = {name: found[name] for name in _TERMS}
         if not all(isinstance(value, str) for value in terms.values()):
             raise fail("training checkpoint", "text under " + ", ".join(_TERMS), "another type")
@@ -145,14 +147,7 @@ def checked_path(path: Any) -> Path | None:
     Raises:
       ConfigurationError: no path, or a folder that is missing or cannot be written.
     """
-    if path is None:
-        return None
-    if not isinstance(path, str | os.PathLike):
-        raise fail("checkpoint", "the path of a file, or None", type(path).__name__)
-    found = Path(path)
-    if not found.parent.is_dir() or not os.access(found.parent, os.W_OK) or found.is_dir():
-        raise fail("checkpoint", "a file in a folder that exists and can be written", str(found))
-    return found
+    return None if path is None else checked_target("checkpoint", path)
 
 
 def _text(values: Floats) -> str:

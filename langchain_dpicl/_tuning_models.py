@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.backends.base import GradientBackend
 from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
@@ -23,6 +24,7 @@ _KINDS: dict[str, TaskKind] = {
     "ForCausalLM": "causal_lm",
     "LMHeadModel": "causal_lm",
 }
+_MOST_CONFIG = 1 << 24
 _TEMPLATES: dict[TaskKind, str] = {
     "causal_lm": "{text}\nLabel:",
     "masked_lm": "{text} {mask}",
@@ -92,8 +94,8 @@ def kind_of(model: Any) -> TaskKind:
 
 def _architectures(path: Path) -> list[str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("architectures")
-    except (OSError, ValueError, AttributeError) as error:
+        found = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         advice = "Names of a hub are not looked up: download the model first and pass its folder."
         raise fail("model", "a model object, or the folder of a local model", str(path.parent), advice) from error
     return [str(name) for name in found] if isinstance(found, list) else []

@@ -96,7 +96,8 @@ class LabelledPool(KeptAsJson):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and selecting from it is free post-processing.
-      - What `report` claims is carried, not checked: a file vouches for its labels as far as its sender does.
+      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
+        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
         `verify_report(pool)` recomputes it; a signature over the file is the sender's matter.
 
     Args:
@@ -275,7 +276,8 @@ class LabelledPool(KeptAsJson):
           text: the JSON text. Its content stays data, whatever keys it carries.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report does not bear out.
         """
         state = _FORM.read(text)
         return cls(

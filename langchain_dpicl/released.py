@@ -28,7 +28,8 @@ class ReleasedDemonstrations(KeptAsJson):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and formatting them is free post-processing.
-      - What `report` claims is carried, not checked: a file vouches for its examples as far as its sender does.
+      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
+        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
         `verify_report(released)` recomputes it; a signature over the file is the sender's matter.
 
     Args:
@@ -68,7 +69,8 @@ class ReleasedDemonstrations(KeptAsJson):
           text: the JSON text. Its content stays data, whatever keys it carries.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report does not bear out.
         """
         state = _FORM.read(text)
         if not isinstance(state["examples"], list):

@@ -34,7 +34,9 @@ class ReleasedCounts(KeptAsJson):
 
     Formal guarantees:
       - Holds public values only; printing, saving and using it is free post-processing.
-      - What `report` claims is carried, not checked; `verify_report(counts)` recomputes it.
+      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
+        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(counts)` recomputes it.
 
     Args:
       counts: noisy count by value; may be below zero where values are declared. Found values: the largest first.
@@ -182,7 +184,8 @@ class ReleasedCounts(KeptAsJson):
           text: the JSON text. Its content stays data, whatever keys it carries.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report does not bear out.
         """
         state = _FORM.read(text)
         pairs = state["counts"]

@@ -70,7 +70,9 @@ class SyntheticDocuments(KeptAsJson):
     Formal guarantees:
       - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
         post-processing, however often it is done and by whom.
-      - What `report` claims is carried, not checked; `verify_report(documents)` recomputes it.
+      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
+        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(documents)` recomputes it.
 
     Args:
       texts: the documents, in the order of their topics.
@@ -200,7 +202,8 @@ class SyntheticDocuments(KeptAsJson):
           text: the JSON text. Its content stays data, whatever keys it carries.
 
         Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, or wrong types.
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report does not bear out.
         """
         state = _FORM.read(text)
         return cls(

@@ -24,6 +24,7 @@ from langchain_dpicl._released_files import FileForm, plain, text_in
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.release_claims import json_digest
 from langchain_dpicl.released import epsilon_of
 
 FORMAT = "langchain-dpicl/soft-prompt"
@@ -42,7 +43,10 @@ _HEAD = "base_model."
 _KNOWN_OF_BASE = frozenset({"name", "tokenizer"})
 _MAX_TEXT = 1 << 24
 _FORM = FileForm(
-    "soft prompt", FORMAT, VERSION, frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays"})
+    "soft prompt",
+    FORMAT,
+    VERSION,
+    frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays", "peft_config"}),
 )
 
 
@@ -82,7 +86,8 @@ class SoftPrompt:
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and serving it is free post-processing.
-      - What `report` claims is carried, not checked: a folder vouches for its numbers as far as its sender does.
+      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
+        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
         `verify_report(prompt)` recomputes it; a signature over the folder is the sender's matter.
 
     Args:
@@ -186,20 +191,25 @@ class SoftPrompt:
         """Reads a folder written by `save`.
 
         Args:
-          path: the folder. Its content stays data, whatever it says.
+          path: the folder. Its content stays data, whatever it says; links in it are followed to plain files only.
 
         Raises:
-          ConfigurationError: the content is not what `save` writes.
+          ConfigurationError: the content is not what `save` writes, was changed after it was written, or its report
+            claims what its ledger's report does not bear out.
           OSError: a file is missing or unreadable.
         """
         folder = Path(path)
-        state = _FORM.read(_text(folder / OURS))
-        peft_config = _parsed(_text(folder / PEFT_CONFIG))
+        state = _FORM.load(folder / OURS, most=_MAX_TEXT)
+        peft_config = _parsed(text_in(folder / PEFT_CONFIG, _MAX_TEXT))
         numbers = arrays_in(folder / PEFT_ARRAYS)
-        if state["arrays"] != _digest(numbers):
-            raise ConfigurationError(
-                f"{PEFT_ARRAYS}: expected the numbers that {OURS} names, found others; save the prompt again."
-            )
+        for file, name, digest in (
+            (PEFT_ARRAYS, "arrays", _digest(numbers)),
+            (PEFT_CONFIG, "peft_config", json_digest(peft_config)),
+        ):
+            if state[name] != digest:
+                raise ConfigurationError(
+                    f"{file}: expected the content that {OURS} names, found another; save the prompt again."
+                )
         return cls(
             {name: array for name, array in numbers.items() if name == ARRAY},
             method=state["method"],
@@ -212,7 +222,7 @@ class SoftPrompt:
         )
 
     def to_json(self) -> str:
-        """Returns what `save` writes beside PEFT's two files: task, base, report, and the digest of the numbers."""
+        """Returns what `save` writes beside PEFT's two files: task, base, report, and the digests of both files."""
         return _FORM.text(
             {
                 "method": self.method,
@@ -221,6 +231,7 @@ class SoftPrompt:
                 "base": dict(self.base),
                 "report": self.report,
                 "arrays": _digest(self._numbers),
+                "peft_config": json_digest(self.peft_config),
             }
         )
 
@@ -307,13 +318,6 @@ def _numbers(name: str, given: object, advice: str) -> Array:
         raise fail(name, "finite numbers", "NaN or an infinity", advice)
     found.setflags(write=False)
     return found
-
-
-def _text(path: Path) -> str:
-    size = path.stat().st_size
-    if size > _MAX_TEXT:
-        raise ConfigurationError(f"{path.name}: expected at most {_MAX_TEXT} bytes of JSON, found {size}.")
-    return text_in(path)
 
 
 def _parsed(text: str) -> dict[str, Any]:

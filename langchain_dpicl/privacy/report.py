@@ -6,19 +6,25 @@ Never shows how much of a share was really used: realised counts, durations and 
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any, Protocol, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
-from langchain_dpicl.privacy.amounts import exact, round_up
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy._validate import check_adjacency
+from langchain_dpicl.privacy.release_claims import (
+    REPORT_FORMAT,
+    baseline_epsilon,
+    claim_problems,
+    content_problems,
+    header_problems,
+    own_component,
+    report_digest,
+    rounded_sum,
+)
 from langchain_dpicl.privacy.report_deltas import (
     DEFAULT_SECONDS,
     METHOD,
@@ -29,7 +35,7 @@ from langchain_dpicl.privacy.report_deltas import (
 )
 from langchain_dpicl.privacy.report_markdown import markdown_of
 from langchain_dpicl.privacy.report_text import text_of
-from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, own_version, package_versions, words_of
+from langchain_dpicl.privacy.report_words import PACKAGE, own_version, package_versions, words_of
 from langchain_dpicl.privacy.shown import (
     RECOMPUTE_TOLERANCE,
     UNREADABLE,
@@ -49,10 +55,7 @@ from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components, price
 from langchain_dpicl.privacy.units import Declaration, make_declaration
 
-REPORT_FORMAT = 1
-INSTRUCTION_ONLY = "instruction only"
 _SHOWN = (shown_problems, label_problems, training_problems, count_problems, document_problems, participation_problems)
-_LEDGER = {"ledger_id", "name", "durable", "storage"}
 _RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
 """Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
 
@@ -121,12 +124,12 @@ class PrivacyReport:
     @property
     def epsilon(self) -> float:
         """Sum over all shares, rounded up."""
-        return _sum(share.terms.epsilon for share in self.shares)
+        return rounded_sum(share.terms.epsilon for share in self.shares)
 
     @property
     def delta(self) -> float:
         """Sum over all shares, rounded up."""
-        return _sum(share.terms.delta for share in self.shares)
+        return rounded_sum(share.terms.delta for share in self.shares)
 
     def epsilons(
         self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
@@ -171,7 +174,7 @@ class PrivacyReport:
             **({} if self.table is None else {"epsilons": self.table.to_dict()}),
             **words_of(self.ledger.adjacency, self.ledger.epsilon),
         }
-        return copy.deepcopy({**data, "digest": _digest(data)})
+        return copy.deepcopy({**data, "digest": report_digest(data)})
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Returns the JSON text that `verify_report` reads.
@@ -229,8 +232,10 @@ def verify_report(report: Reported) -> VerifiedReport:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
         1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
         far that goes for labels, a `LabelledPool` or a `SoftPrompt` is in `shown_labels` and `shown_training`.
-      - It does not mean that the report is genuine. The digest is no signature: it catches accidents, a forger can
-        rewrite a whole report. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
+      - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
+        numbers) is what its content digest names.
+      - It does not mean that the report is genuine. Digests are no signatures: they catch accidents, a forger can
+        rewrite a whole file. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
 
     Args:
@@ -253,7 +258,8 @@ def verify_report(report: Reported) -> VerifiedReport:
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
     counted = (released_count_problems(holder, component), released_document_problems(holder, component))
-    found_by = (pool_problems(holder, component), *counted)
+    is_file = isinstance(holder, Mapping) and data is not holder
+    found_by = (content_problems(holder) if is_file else (), pool_problems(holder, component), *counted)
     problems = tuple(itertools.chain(*found_by, prompt_problems(holder, data, component)))
     return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
 
@@ -288,9 +294,9 @@ def _no_report(found: str) -> ConfigurationError:
 
 
 def _verify_baseline(data: Mapping[str, Any]) -> VerifiedReport:
-    name = data.get("baseline")
-    if name == INSTRUCTION_ONLY and data.get("epsilon") == 0 and data.get("delta") == 0:
+    if baseline_epsilon(data) == 0:
         return VerifiedReport(0.0, 0.0, ok=True, problems=())
+    name = data.get("baseline")
     return VerifiedReport(math.inf, 0.0, ok=False, problems=(f"not private: baseline {name!r}, epsilon is infinite",))
 
 
@@ -300,21 +306,12 @@ def _verify_release(data: Mapping[str, Any]) -> tuple[VerifiedReport, Component 
     if not isinstance(inner, Mapping):
         raise _no_report(f"a release whose 'budget' is {type(inner).__name__}")
     whole, shares = _verify_budget(inner)
-    problems = list(whole.problems)
     terms, cost = shares.get(name if isinstance(name, str) else "", (None, math.inf))
+    problems = (*whole.problems, *claim_problems(data, inner, terms))
     if terms is None:
-        problems.append(f"component: expected a share of the ledger's report, found {name!r}")
-        return VerifiedReport(math.inf, whole.delta, ok=False, problems=tuple(problems)), None
-    charged = {"private": True, "epsilon": terms.epsilon, "delta": terms.delta, "adjacency": inner["adjacency"]}
-    own = next(component for component in terms.components if component.name == name)
-    expected = charged if own.partition is None else {**charged, "dataset_id": own.partition}
-    for key, value in expected.items():
-        if data.get(key) != value:
-            problems.append(f"{key}: expected {value!r}, as in the share of {name!r}, found {data.get(key)!r}")
-    if "ledger_id" in data and data["ledger_id"] != (paid := inner["ledger"]["ledger_id"]):
-        problems.append(f"ledger_id: expected {paid!r}, as in the ledger's report, found {data['ledger_id']!r}")
+        return VerifiedReport(math.inf, whole.delta, ok=False, problems=problems), None
     epsilon = cost if whole.epsilon < math.inf else math.inf
-    return VerifiedReport(epsilon, terms.delta, not problems, tuple(problems)), own
+    return VerifiedReport(epsilon, terms.delta, not problems, problems), own_component(terms, name)
 
 
 def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, tuple[ShareTerms, float]]]:
@@ -322,7 +319,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
     problems: list[str] = []
     shares: list[tuple[ShareTerms, float]] = []
     try:
-        problems.extend(_header_problems(data))
+        problems.extend(header_problems(data))
         adjacency = check_adjacency(data["adjacency"])
         datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
         book = Book(adjacency, datasets, data["version"] == own_version())
@@ -339,30 +336,9 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
         problems.append(f"the report cannot be read: {why(error)}")
         read = False
     named = {component.name: share for share in reversed(shares) for component in share[0].components}
-    epsilon = _sum(cost for _, cost in shares) if read else math.inf
-    delta = _sum(terms.delta for terms, _ in shares)
+    epsilon = rounded_sum(cost for _, cost in shares) if read else math.inf
+    delta = rounded_sum(terms.delta for terms, _ in shares)
     return VerifiedReport(epsilon, delta, not problems, tuple(problems)), named
-
-
-def _header_problems(data: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in (("report_format", REPORT_FORMAT), ("package", PACKAGE)):
-        if data[name] != value:
-            yield f"{name}: expected {value!r}, found {data[name]!r}"
-    if data["digest"] != _digest({key: value for key, value in data.items() if key != "digest"}):
-        yield "digest: the report was changed after it was made"
-    limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
-    for name, limit in limits.items():
-        total = _sum(check_real(name, share[name], low=0.0) for share in data["shares"])
-        if data["promised"][name] != total:
-            yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
-        if exact(total) > exact(limit):
-            yield f"limits: shares add to {name} {total!r}, above {limit!r}"
-    if data["version"] == own_version():
-        adjacency = check_adjacency(data["adjacency"])
-        for name in words_of(adjacency, limits["epsilon"]):
-            if not are_words_of(data, name, adjacency, limits["epsilon"]):
-                yield f"{name}: not the words of this version"
-    _check_ledger(data["ledger"])
 
 
 def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: Book) -> Iterator[str]:
@@ -373,11 +349,6 @@ def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book:
     yield from table_problems(table, sealed, adjacency=book.adjacency)
     if book.this_version and table["method"] != METHOD:
         yield "epsilons: the method is not in the words of this version"
-
-
-def _check_ledger(ledger: Any) -> None:
-    if not isinstance(ledger, Mapping) or not set(ledger) >= _LEDGER:
-        raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", ledger)
 
 
 def _declaration(data: Mapping[str, Any]) -> Declaration:
@@ -431,11 +402,3 @@ def _asked_problems(component: Component, terms: ShareTerms, book: Book) -> Iter
         cost = own_cost(component, book)
         if cost > component.epsilon * (1 + RECOMPUTE_TOLERANCE):
             yield f"asked for epsilon {component.epsilon!r} at its delta, but its tickets cost up to {cost!r}"
-
-
-def _sum(values: Any) -> float:
-    return round_up(sum((exact(value) for value in values), Fraction(0)))
-
-
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(dict(data)).encode("utf-8")).hexdigest()

@@ -271,6 +271,9 @@ def count_release(shown: Mapping[str, Any]) -> CountPlan:
       ConfigurationError: another mechanism, or parameters that do not fit together.
       LookupError, TypeError: what is shown is of another form.
     """
+    for name in ("rule", "mechanism"):
+        if not isinstance(shown[name], Mapping):
+            raise TypeError(name)
     plan = CountPlan(_rule(shown["rule"]), _mechanism(shown["mechanism"]), shown["adjacency"])
     if canonical_json(plan.to_dict()) != canonical_json(dict(shown)):
         raise fail("release", f"as its parts show it: {plan.to_dict()}", dict(shown))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_positive
 from langchain_dpicl.privacy.events import canonical_json
@@ -26,6 +27,8 @@ from langchain_dpicl.stores._sqlite_logs import check_free, check_new_name
 _FORMAT = "dpicl-anchor"
 _VERSION = 1
 _PAUSE = 0.002
+_MOST = 1 << 26
+"""Bytes of the largest anchor: about 500,000 ledgers."""
 
 
 class FileAnchor:
@@ -116,8 +119,11 @@ class FileAnchor:
 
     def _load(self) -> dict[str, Head]:
         check_free(self._path, "anchor")
+        fault: LedgerError
         try:
-            data = self._path.read_bytes()
+            data = read_plain(self._path, _MOST)
+        except ConfigurationError as error:
+            fault = LedgerError(f"anchor: {error}")
         except OSError as error:
             fault = _unavailable(self._path, error)
         else:
@@ -125,8 +131,11 @@ class FileAnchor:
         raise fault
 
     def _save(self, known: dict[str, Head]) -> None:
+        text = _text(known)
+        if len(text) > _MOST:
+            raise LedgerError(f"anchor {self._path}: expected at most {_MOST} bytes. Make another for further ledgers.")
         try:
-            _replace(self._path, _text(known))
+            _replace(self._path, text)
             sync_folder(self._path)
         except OSError as error:
             fault = _unavailable(self._path, error)

@@ -184,7 +184,7 @@ class SQLiteBalances(Opaque):
 
         def write(connection: sqlite3.Connection) -> list[bool]:
             most = self._most(connection, settled)
-            (secret,) = connection.execute("SELECT secret FROM filter").fetchone()
+            (secret,) = self._row(connection, secret=str)
             key = bytes.fromhex(secret)
             names = [blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=32).digest() for unit in units]
             has_one = [_taken(connection, name) < most for name in names]
@@ -215,21 +215,43 @@ class SQLiteBalances(Opaque):
         return wanted
 
     def _line(self, connection: sqlite3.Connection, wanted: str) -> Mapping[str, Any] | None:
-        found, line = connection.execute("SELECT terms, line FROM filter").fetchone()
+        (found,) = self._row(connection, terms=str | None)
         if found not in {None, wanted}:
             raise self._mismatch()
-        return None if found is None else _read(line)
+        return None if found is None else self._read(*self._row(connection, line=str))
 
     def _most(self, connection: sqlite3.Connection, settled: int) -> int:
         """Returns how often a unit may take part, of a file that is still the filter's own and has missed nothing."""
-        terms, most, releases = connection.execute("SELECT terms, most, releases FROM filter").fetchone()
+        terms, most, releases = self._row(connection, terms=str | None, most=int | None, releases=int)
         if terms is None or self._terms is None:
             raise self._fault(None)
-        if terms != self._terms or most != json.loads(terms)["participations"]:
+        if terms != self._terms or most != json.loads(self._terms)["participations"]:
             raise self._mismatch()
         if releases < settled:
-            raise self._fault((int(releases), settled))
+            raise self._fault((releases, settled))
         return int(most)
+
+    def _row(self, connection: sqlite3.Connection, **columns: Any) -> tuple[Any, ...]:
+        """Returns columns of the one row of the filter.
+
+        Raises:
+          LedgerError: there is none, or one holds another type, as after a flipped bit.
+        """
+        found = connection.execute(f"SELECT {', '.join(columns)} FROM filter").fetchone()  # noqa: S608  names of ours
+        if found is None or not all(
+            isinstance(value, kind) for value, kind in zip(found, columns.values(), strict=True)
+        ):
+            raise _broken(self._path, "no row of a filter")
+        return tuple(found)
+
+    def _read(self, line: str) -> Mapping[str, Any]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise _broken(self._path, "no line of a ledger")
+        return found
 
     def _mismatch(self) -> PrivacyBudgetMismatchError:
         msg = f"balances {self._path.name}: expected those of this filter, found another's."
@@ -283,11 +305,6 @@ class SQLiteBalances(Opaque):
 def _taken(connection: sqlite3.Connection, name: bytes) -> int:
     found = connection.execute("SELECT count FROM taken WHERE unit = ?", (name,)).fetchone()
     return 0 if found is None else int(found[0])
-
-
-def _read(line: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(line)
-    return found
 
 
 def _prepare(path: Path) -> None:

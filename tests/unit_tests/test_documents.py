@@ -51,6 +51,7 @@ from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords
 from langchain_dpicl.released_documents import SyntheticText, release_id
 from langchain_dpicl.stores import SQLiteStore
 from langchain_dpicl.wording import GenerationWording
+from tests.sealed_files import resealed
 
 pytestmark = pytest.mark.traced
 
@@ -548,7 +549,7 @@ class TestWhatIsKept:
         ledger._IDENTITIES.clear()
         state = json.loads(kept.read_text())
         state["topics"], state["documents"] = [["boat", 199]], []
-        kept.write_text(json.dumps(state))
+        kept.write_text(resealed(json.dumps(state)))
         with pytest.raises(PrivacyBudgetMismatchError, match="topics named"):
             maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
 
@@ -569,7 +570,7 @@ class TestWhatIsKept:
         kept = tmp_path / "kept.json"
         budget, private = house(), PrivateExamples(NOTES, public_size=600)
         maker(budget, private, checkpoint=kept, component="store").run(progress=False)
-        kept.write_text(json.dumps({**json.loads(kept.read_text()), **changed}))
+        kept.write_text(resealed(kept.read_text(), **changed))
         with pytest.raises(ConfigurationError):
             maker(budget, private, checkpoint=kept, component="store")
 

@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from tests.canary import RECORD, canaries_in
 from tests.contracts.front_room import remember_prices
 from tests.evolution_doubles import Muse, Topical, charged, evolution
+from tests.sealed_files import sealed
 
 RECORDS = [{"text": f"my card {RECORD} {n}", "queue": "bank"} for n in range(5)]
 RECORDS += [{"text": f"a film {RECORD} {n}", "queue": "arts"} for n in range(4)]
@@ -133,7 +134,7 @@ def test_the_spoilt_files_below_are_spoilt_by_number_alone(process: Process) -> 
     process.start()[0].run(progress=False)
     state = json.loads(process.file.read_text())
     widen(state["populations"][0], survivors=2)
-    process.file.write_text(json.dumps(state))
+    process.file.write_text(json.dumps(sealed(state)))
     assert process.start()[0].votes["bank"] == (0.0, -1.0)
 
 
@@ -188,7 +189,7 @@ def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) 
     process.start()[0].run(progress=False)
     state = json.loads(process.file.read_text())
     spoil(state)
-    process.file.write_text(json.dumps(state))
+    process.file.write_text(json.dumps(sealed(state)))
     with pytest.raises(ConfigurationError):
         process.start()
 

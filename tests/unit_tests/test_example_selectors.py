@@ -48,6 +48,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.labelled_pool import PoolEntry
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, remember_prices, shown_by
 from tests.labelling_doubles import CARD, LABELS, MUTE, WIRE, Spy, counts, examples, fails, house, labeler, lines, loud
+from tests.sealed_files import sealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 
 BRACED = "where is {my} card? {0} }{"
@@ -757,7 +758,7 @@ def test_a_plan_that_asks_for_no_prompt_chooses_no_student(change: dict[str, Any
     made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(state)))
     assert made.choose_student(Spy(), **STUDENT)
     state["plan"].update(change)
-    made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(state)))
+    made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(sealed(state))))
     with pytest.raises(ConfigurationError):
         made.choose_student(Spy(), **STUDENT)
     assert made.select_examples({})

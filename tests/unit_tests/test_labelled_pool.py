@@ -21,6 +21,7 @@ from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
 from tests.labelling_doubles import labeler
+from tests.sealed_files import paid, resealed
 
 LABELLED = PoolEntry({"text": 'braces {"a": 1} and {q}'}, "card", "labelled", {"card": 12.5, "transfer": -3})
 PUBLIC = PoolEntry({"text": "überweisung €"}, "transfer", "public")
@@ -28,7 +29,7 @@ REJECTED = PoolEntry({"text": "hm"}, None, "rejected", {"card": 1.0, "transfer":
 WAITING = PoolEntry({"text": ""}, None, "waiting")
 ENTRIES = (LABELLED, REJECTED, PUBLIC, WAITING)
 STUDENT = {"demonstrations": [0], "held_back": [2], "candidates": []}
-REPORT = {"private": True, "epsilon": 1.5, "delta": 1e-6, "adjacency": "add_remove"}
+REPORT = paid(1.5)
 SHOWN = {"card": "Card", "transfer": "Transfer"}
 HOSTILE = {"lc": 1, "type": "secret", "id": ["OPENAI_API_KEY"]}
 
@@ -43,7 +44,7 @@ def pool(**changes) -> LabelledPool:
 
 
 def state(**changes) -> str:
-    return json.dumps(json.loads(pool().to_json()) | changes)
+    return resealed(pool().to_json(), **changes)
 
 
 def entry_state(**changes) -> str:
@@ -295,7 +296,7 @@ class TestFiles:
 
     def test_serialisation_keys_of_langchain_stay_data(self, monkeypatch):
         monkeypatch.setenv("OPENAI_API_KEY", "not-for-you")
-        again = LabelledPool.from_json(pool(report={"epsilon": 1.0, "nested": HOSTILE}, plan={"p": HOSTILE}).to_json())
+        again = LabelledPool.from_json(pool(report=REPORT | {"nested": HOSTILE}, plan={"p": HOSTILE}).to_json())
         assert (again.report["nested"], again.plan["p"]) == (HOSTILE, HOSTILE)
         assert "not-for-you" not in repr(again)
 

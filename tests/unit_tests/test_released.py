@@ -18,9 +18,10 @@ from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.released import FORMAT, VERSION, ReleasedDemonstrations, epsilon_of
+from tests.sealed_files import paid, resealed
 
 EXAMPLES = ({"text": 'braces {"a": 1} and {q}', "queue": "card"}, {"text": "", "queue": "überweisung €"})
-REPORT = {"private": True, "epsilon": 1.5, "delta": 1e-6, "adjacency": "add_remove"}
+REPORT = paid(1.5)
 PLAN = {"mechanism": "gumbel", "label_key": "queue", "steps": [1, 2, {"deep": None}]}
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -36,7 +37,7 @@ def released(**changes) -> ReleasedDemonstrations:
 
 
 def state(**changes) -> str:
-    return json.dumps(json.loads(released().to_json()) | changes)
+    return resealed(released().to_json(), **changes)
 
 
 def test_json_gives_an_equal_object_back():
@@ -50,10 +51,12 @@ def test_json_gives_an_equal_object_back():
     examples=st.lists(st.dictionaries(text, text, max_size=3), max_size=4),
     report=st.dictionaries(text, json_values, max_size=3),
     plan=st.dictionaries(text, json_values, max_size=3),
-    epsilon=st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.just("infinity") | st.integers(0, 10**9),
+    is_paid=st.booleans(),
 )
-def test_any_text_and_any_json_survive_a_round_trip(examples, report, plan, epsilon):
-    first = ReleasedDemonstrations(tuple(examples), report | {"epsilon": epsilon}, plan)
+def test_any_text_and_any_json_survive_a_round_trip(examples, report, plan, is_paid):
+    own = REPORT if is_paid else {"private": False, "epsilon": "infinity"}
+    kept = {key: value for key, value in report.items() if key not in {"budget", "baseline", "ledger_id"}}
+    first = ReleasedDemonstrations(tuple(examples), kept | own, plan)
     assert ReleasedDemonstrations.from_json(first.to_json()) == first
 
 
@@ -159,7 +162,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 def test_serialisation_keys_of_langchain_stay_data(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "not-for-you")
     hostile = {"lc": 1, "type": "secret", "id": ["OPENAI_API_KEY"]}
-    report = {"epsilon": 1.0, "nested": hostile}
+    report = REPORT | {"nested": hostile}
     again = ReleasedDemonstrations.from_json(released(report=report, plan={"p": hostile}).to_json())
     assert again.report["nested"] == hostile
     assert again.plan["p"] == hostile
@@ -215,10 +218,13 @@ def test_a_missing_folder_or_file_is_an_os_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("room", "known"),
-    [(released_module, {"_released_files", "exceptions"}), (files_module, {"exceptions"})],
+    [
+        (released_module, {"_released_files", "exceptions"}),
+        (files_module, {"_plain_files", "exceptions", "privacy.release_claims"}),
+    ],
     ids=["released", "files"],
 )
-def test_the_rooms_know_only_the_standard_library_and_our_errors(room, known):
+def test_the_rooms_know_the_standard_library_our_errors_and_what_is_checked(room, known):
     tree = ast.parse(Path(room.__file__).read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -240,4 +246,4 @@ def test_a_release_and_its_file_are_verified_by_their_report(tmp_path):
     assert not verify_report(forged).ok
     assert not verify_report(released(report={"private": False, "epsilon": "infinity", "baseline": "b"})).ok
     with pytest.raises(ConfigurationError):
-        verify_report(released())
+        verify_report(released(report={"private": True, "epsilon": 1.5}))

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import LabelledPool, PromptPATEExampleSelector, blocks, samples
+from langchain_dpicl import PromptPATEExampleSelector, blocks, samples
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy import shares
 from tests.contracts.front_room import CANARY
 from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, counts, examples, house, labeler
+from tests.sealed_files import sealed
 from tests.unit_tests.test_private_frames import WORDS, shows_private, synthesizer, word_copier
 
 
@@ -148,9 +149,8 @@ def test_a_checkpoint_edited_to_another_component_is_refused(name: str | None, t
     labeler(private, budget=budget, checkpoint=path, component="a", public_inputs=[CARD, WIRE]).run()
     state = json.loads(path.read_text())
     state["report"]["component"] = name
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps(sealed(state)))
     before = counts(budget)
-    with pytest.raises(ConfigurationError, match="paid for on this ledger, found 2"):
+    with pytest.raises(ConfigurationError, match="component: expected a share of the ledger's report"):
         labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE])
     assert counts(budget) == before
-    assert len(LabelledPool.load(path).labelled) == 2

@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.soft_prompt import ARRAY, OURS, PEFT_ARRAYS, PEFT_CONFIG, SoftPrompt
 from tests import tiny_hf
+from tests.sealed_files import resealed
 
 TASK = PromptTask("causal_lm", "Review: {text}\nIt was", ("bad", "good"), (" blue", " red"))
 HEAD = PromptTask("sequence_classification", "", ("bad", "good"))
@@ -256,6 +257,11 @@ def changed(**changes: Any) -> Callable[[bytes], bytes]:
     return lambda content: json.dumps(json.loads(content) | changes).encode()
 
 
+def forged(**changes: Any) -> Callable[[bytes], bytes]:
+    """As somebody changes it who writes the digest anew."""
+    return lambda content: resealed(content, **changes).encode()
+
+
 def header(**changes: Any) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         size = int.from_bytes(content[:8], "little")
@@ -272,24 +278,29 @@ BAD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "another format": (OURS, changed(format="other"), "'format'"),
     "a later version": (OURS, changed(version=2), "expected version 1"),
     "an unknown key": (OURS, changed(more=1), "exactly the keys"),
-    "another task": (OURS, changed(task={"kind": "causal_lm"}), "task: expected a JSON object"),
-    "no task": (OURS, changed(task=None), "task: expected a JSON object"),
-    "another method": (OURS, changed(method="prefix"), "PREFIX_TUNING"),
-    "a method that is a list": (OURS, changed(method=["prefix"]), "method: expected one of"),
-    "tokens that are true": (OURS, changed(num_virtual_tokens=True), "num_virtual_tokens"),
-    "base that is text": (OURS, changed(base="tiny"), "base: expected a JSON object"),
-    "an epsilon below zero": (OURS, changed(report={"epsilon": -1}), "epsilon"),
-    "another digest": (OURS, changed(arrays="00"), "expected the numbers that soft_prompt.json names"),
+    "another task, the digest left": (OURS, changed(task=None), "content_digest: the content was changed"),
+    "another task": (OURS, forged(task={"kind": "causal_lm"}), "task: expected a JSON object"),
+    "no task": (OURS, forged(task=None), "task: expected a JSON object"),
+    "another method": (OURS, forged(method="prefix"), "PREFIX_TUNING"),
+    "a method that is a list": (OURS, forged(method=["prefix"]), "method: expected one of"),
+    "tokens that are true": (OURS, forged(num_virtual_tokens=True), "num_virtual_tokens"),
+    "base that is text": (OURS, forged(base="tiny"), "base: expected a JSON object"),
+    "an epsilon below zero": (OURS, forged(report={"private": False, "epsilon": -1}), "no baseline"),
+    "another digest": (OURS, forged(arrays="00"), "expected the content that soft_prompt.json names"),
     "text that is none": (OURS, lambda content: b"\xff\xfe" + content, "expected JSON text"),
     "nested beyond the stack": (OURS, lambda _: b"[" * 100_000, "expected JSON text"),
     "a configuration that is none": (PEFT_CONFIG, lambda _: b"[1]", "adapter_config.json: expected a JSON object"),
     "a configuration that is no JSON": (PEFT_CONFIG, lambda _: b"{", "adapter_config.json: expected JSON text"),
     "a configuration with NaN": (PEFT_CONFIG, changed(token_dim=math.nan), "expected JSON values with finite"),
-    "a configuration of another size": (PEFT_CONFIG, changed(token_dim=16), "float32 of shape"),
-    "a configuration of another method": (PEFT_CONFIG, changed(peft_type="LORA"), "PROMPT_TUNING"),
+    "a configuration of another size": (PEFT_CONFIG, changed(token_dim=16), "content that soft_prompt.json names"),
+    "a configuration of another method": (
+        PEFT_CONFIG,
+        changed(peft_type="LORA"),
+        "content that soft_prompt.json names",
+    ),
     "numbers cut off": (PEFT_ARRAYS, lambda content: content[:-4], "float32 numbers, each stored once"),
     "numbers left over": (PEFT_ARRAYS, lambda content: content + b"0000", "no bytes beside"),
-    "other numbers": (PEFT_ARRAYS, lambda content: content[:-4] + b"\0\0\0\0", "expected the numbers that"),
+    "other numbers": (PEFT_ARRAYS, lambda content: content[:-4] + b"\0\0\0\0", "expected the content that"),
     "half precision": (PEFT_ARRAYS, header(dtype="F16"), "as float32 numbers"),
     "a shape that lies": (PEFT_ARRAYS, header(shape=[3, 33]), "as float32 numbers"),
     "a shape below zero": (PEFT_ARRAYS, header(shape=[-3, -32]), "as float32 numbers"),
@@ -328,13 +339,13 @@ def test_two_arrays_in_one_place_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soft().save(tmp_path / "prompt")
-    monkeypatch.setattr(_released_arrays, "MAX_BYTES", 100)
+    monkeypatch.setattr(_released_arrays, "MAX_ARRAYS", 100)
     with pytest.raises(ConfigurationError, match="at most 100 bytes"):
         SoftPrompt.load(tmp_path / "prompt")
     monkeypatch.undo()
     with (tmp_path / "prompt" / OURS).open("r+b") as file:
         file.truncate(1 << 25)  # sparse
-    with pytest.raises(ConfigurationError, match=r"soft_prompt.json: expected at most .* bytes of JSON"):
+    with pytest.raises(ConfigurationError, match=r"soft_prompt.json: expected at most .* bytes"):
         SoftPrompt.load(tmp_path / "prompt")
 
 

@@ -43,6 +43,7 @@ from tests.contracts.front_room import CANARY, remember_prices
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.pate_games import free_price
+from tests.sealed_files import resealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private, stop
 
 
@@ -486,9 +487,9 @@ def test_the_file_holds_released_state_alone(tmp_path: Path) -> None:
     steps = [json.loads(path.read_text()) for _ in made.stream()]
     assert {frozenset(found) for found in steps} == {
         frozenset({"format", "version", "component", "ledger_id", "dataset_id", "adjacency"})
-        | {"public", "step", "weights", "moments"}
+        | {"public", "step", "weights", "moments", "content_digest"}
     }
-    fixed = [{**found, "step": 0, "weights": "", "moments": []} for found in steps]
+    fixed = [{**found, "step": 0, "weights": "", "moments": [], "content_digest": ""} for found in steps]
     assert all(found == fixed[0] for found in fixed)
     assert CANARY not in path.read_text()
     kept = Checkpoint.load(path, width=8, num_moments=2)
@@ -669,7 +670,7 @@ def test_weights_that_the_share_has_not_paid_for_are_refused(tmp_path: Path) -> 
     private, budget, path = examples(), house(), tmp_path / "state.json"
     next(prepared(private, budget=budget, checkpoint=path).stream())
     state = json.loads(path.read_text())
-    path.write_text(json.dumps({**state, "step": 2}))
+    path.write_text(resealed(json.dumps(state), step=2))
     with pytest.raises(ConfigurationError, match="at most the 1 steps that this component has paid for"):
         prepared(private, budget=budget, checkpoint=path)
 
@@ -682,10 +683,10 @@ def test_vectors_of_another_length_than_the_run_s_own_are_refused(tmp_path: Path
     state = json.loads(path.read_text())
     before = lines(budget)
     for moments in ([short] * 2, []):
-        path.write_text(json.dumps({**state, "weights": short, "moments": moments}))
+        path.write_text(resealed(json.dumps(state), weights=short, moments=moments))
         with pytest.raises(ConfigurationError, match="8 float64 numbers, found 3"):
             prepared(private, budget=budget, checkpoint=path)
-    path.write_text(json.dumps({**state, "moments": state["moments"][:1]}))
+    path.write_text(resealed(json.dumps(state), moments=state["moments"][:1]))
     with pytest.raises(ConfigurationError, match="a list of 2 vectors, found 1"):
         prepared(private, budget=budget, checkpoint=path)
     assert lines(budget) == before

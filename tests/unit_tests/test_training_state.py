@@ -12,6 +12,7 @@ import pytest
 from langchain_dpicl._optimizers import LARGEST_WEIGHT, WEIGHT_GRID, Optimizer, OptimizerState, on_grid
 from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
 from langchain_dpicl.exceptions import ConfigurationError
+from tests.sealed_files import resealed
 
 RULES = [
     Optimizer(name, 0.03, schedule, 10)  # type: ignore[arg-type]
@@ -147,7 +148,7 @@ def test_the_file_is_plain_json_without_a_byte_of_pickle(tmp_path: Path) -> None
     path = tmp_path / "c.json"
     kept().save(path)
     found = json.loads(path.read_text(encoding="ascii"))
-    assert set(found) == {"format", "version", *TERMS, "public", "step", "weights", "moments"}
+    assert set(found) == {"format", "version", *TERMS, "public", "step", "weights", "moments", "content_digest"}
     assert [one.name for one in tmp_path.iterdir()] == ["c.json"]
 
 
@@ -167,8 +168,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 
 def _edited(path: Path, **changes: Any) -> None:
-    state = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**state, **changes}.items() if value is not ...}))
+    path.write_text(resealed(path.read_text(), **changes))
 
 
 def _b64(values: Any, dtype: str = "<f8") -> str:

@@ -21,6 +21,7 @@ from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.row_design import RowDesign
 from tests.ledgers import use_simple_prices
+from tests.sealed_files import sealed
 
 CANARY = "zx-report-canary-12"
 LABELS = ("a", "b")
@@ -541,7 +542,11 @@ class Released:
 def test_a_release_is_held_against_its_own_share(report: PrivacyReport, generated: PrivacyReport) -> None:
     for made in (report, generated):
         data = release(made)
-        texts = [json.dumps(data), json.dumps(data).encode(), json.dumps({"examples": [], "report": data, "plan": {}})]
+        texts = [
+            json.dumps(data),
+            json.dumps(data).encode(),
+            json.dumps(sealed({"examples": [], "report": data, "plan": {}})),
+        ]
         forms: list[Any] = [data, Released(data), *texts]
         for form in forms:
             verified = verify_report(form)

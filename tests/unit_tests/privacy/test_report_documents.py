@@ -13,6 +13,7 @@ import pytest
 from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.privacy.events import canonical_json
+from tests.sealed_files import sealed
 
 WORDS = [" my", " card"]
 Edit = Callable[[dict[str, Any]], object]
@@ -45,7 +46,7 @@ def edited(saved: dict[str, Any], edit: Edit) -> dict[str, Any]:
     budget = found["report"]["budget"]
     data = {key: value for key, value in budget.items() if key != "digest"}
     budget["digest"] = hashlib.sha256(canonical_json(data).encode("utf-8")).hexdigest()
-    return found
+    return sealed(found)
 
 
 def component(saved: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.soft_prompt import FORMAT, VERSION, SoftPrompt
 from tests.gradient_doubles import LogisticEngine, prepared
 from tests.labelling_doubles import house
+from tests.sealed_files import sealed
 
 State = dict[str, Any]
 COMPONENT = "report.budget.shares.0.components.0"
@@ -78,7 +79,7 @@ def judged(state: State, *changes: Callable[[State], None]) -> VerifiedReport:
     for change in changes:
         change(forged)
     forged["report"]["budget"] = sign(forged["report"]["budget"])
-    found = verify_report(json.dumps(forged))
+    found = verify_report(json.dumps(sealed(forged)))
     assert not any("digest" in problem for problem in found.problems)
     return found
 
@@ -273,7 +274,7 @@ def test_any_release_that_names_its_ledger_names_the_one_that_paid(form: State) 
     paid = {**terms, "component": "one", "budget": ledger.report().to_dict()}
 
     def verified(report: State) -> VerifiedReport:
-        return verify_report({**form, "plan": {}, "report": report} if form else report)
+        return verify_report(sealed({**form, "plan": {}, "report": report}) if form else report)
 
     assert verified(paid).problems == ()
     assert verified({**paid, "ledger_id": ledger.ledger_id}).problems == ()

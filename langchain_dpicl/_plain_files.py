@@ -1,0 +1,89 @@
+"""Reads files that somebody else may have written: plain files only, never waiting, and up to a stated size."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+MAX_TEXT = 1 << 28
+"""Bytes of the largest file of JSON that is read or written."""
+MAX_ARRAYS = 1 << 30
+"""Bytes of the largest file of vectors that is read or written."""
+
+# A FIFO without a writer does not block, and a terminal does not become ours. Some systems lack some of these.
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+_CHUNK = 1 << 20
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
+
+
+def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
+    """Returns the content of a plain file, or of the plain file that a link leads to.
+
+    Formal guarantees:
+      - What was opened is what was looked at: kind and size are asked of the open descriptor.
+      - Nothing but a plain file is read; a folder, a device, a FIFO or a socket is refused without waiting for it.
+      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or does not tell its size.
+
+    Args:
+      path: the file.
+      most: bytes of the largest file that is read.
+
+    Raises:
+      ConfigurationError: it is no plain file, or too large.
+      OSError: it is missing or unreadable.
+    """
+    try:
+        number = os.open(path, _FLAGS)
+    except ValueError:  # a NUL, or half of a character
+        raise ConfigurationError("path: expected the path of a file, found one that no file has.") from None
+    except OSError as error:
+        if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
+            raise
+        raise _no_file(path, "something that cannot be opened as one") from None
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "a device"))
+        data = bytearray()
+        while found.st_size <= most and len(data) <= most:
+            chunk = os.read(number, min(_CHUNK, most + 1 - len(data)))
+            if not chunk:
+                return bytes(data)
+            data += chunk
+    finally:
+        os.close(number)
+    raise ConfigurationError(f"{_shown(path)}: expected at most {most} bytes, found more.")
+
+
+def checked_target(name: str, path: Any) -> Path:
+    """Returns the path of a file that can be made or replaced.
+
+    Args:
+      name: of the argument, for messages.
+      path: what was given.
+
+    Raises:
+      ConfigurationError: no path, or a folder that is missing or cannot be written.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
+    found = Path(path)
+    is_name = "\0" not in os.fsdecode(found)
+    if not is_name or not found.parent.is_dir() or not os.access(found.parent, os.W_OK) or found.is_dir():
+        raise ConfigurationError(
+            f"{name}: expected a file in a folder that exists and can be written, found {_shown(path)!r}."
+        )
+    return found
+
+
+def _no_file(path: str | os.PathLike[str], found: str) -> ConfigurationError:
+    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {found}. Give the file itself.")
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    return os.fsdecode(path)

@@ -1,0 +1,42 @@
+"""Files of released values written by hand: with the content digest that goes with them, and reports that bear out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.ledger import Budget, Ticket
+from langchain_dpicl.privacy.release_claims import CONTENT_DIGEST, with_content_digest
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's JSON object with the content digest that goes with it, as somebody writes it who knows how."""
+    report = state.get("report")
+    bare = {key: value for key, value in state.items() if key != CONTENT_DIGEST}
+    if isinstance(report, Mapping):
+        bare["report"] = {key: value for key, value in report.items() if key != CONTENT_DIGEST}
+    elif "report" in state:
+        return bare
+    return with_content_digest(bare)
+
+
+def resealed(text: str | bytes, **changes: Any) -> str:
+    """The text of such a file after some changes; ... takes a key away."""
+    state = {key: value for key, value in {**json.loads(text), **changes}.items() if value is not ...}
+    return json.dumps(sealed(state))
+
+
+def paid(epsilon: float = 1.5) -> dict[str, Any]:
+    """The report of a release that cost `epsilon`, at a delta of 1e-6."""
+    return json.loads(_paid(epsilon))  # type: ignore[no-any-return]
+
+
+@cache
+def _paid(epsilon: float) -> str:
+    budget = Budget(epsilon=epsilon, delta=1e-6)
+    budget.declare("few-shot", tickets=[Ticket("t", PureEvent(epsilon / 2))], epsilon=epsilon)
+    charged = {"private": True, "epsilon": epsilon, "delta": 1e-6, "adjacency": "add_remove", "component": "few-shot"}
+    return json.dumps({**charged, "budget": budget.report().to_dict()})
