@@ -28,13 +28,13 @@ CORPUS ?= ../shared/corpus
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
 STAMP = pyproject.toml tests/constraints.txt
 
-.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
 
 # Many processes import the same: what one compiles, the others find.
-test leaks: export PYTHONDONTWRITEBYTECODE =
+test leaks leaks-observers: export PYTHONDONTWRITEBYTECODE =
 
 test:  ## the wheel, then every test with sockets closed; lint, types, import contracts, secrets and the leak table beside them
 	$(MAKE) --no-print-directory -j 2 postgres check-wheel .venv-test/.ready
@@ -78,6 +78,9 @@ lint: .venv-test/.ready
 
 leaks: .venv-test/.ready  ## what could overhear a private call, and did not: every channel, on three versions of langchain-core
 	.venv-test/bin/python tests/check_leaks.py
+
+leaks-observers: .venv-test/.ready  ## observability packages beside private calls, each in an environment of its own: what they saw (or ARGS="--only braintrust")
+	.venv-test/bin/python tests/check_observers.py $(ARGS)
 
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)

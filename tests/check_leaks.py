@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -108,16 +109,25 @@ def _name(requirement: str) -> str:
 
 def lowest() -> Core:
     """Makes the environment of the floors, unless it is there."""
-    python, stamp = LOWEST / "bin" / "python", LOWEST / "made-of"
+    return Core(environment(LOWEST, requirements()))
+
+
+def environment(folder: Path, wanted: Sequence[str]) -> Path:
+    """Makes an environment that has what is wanted of its own and the rest from this one, unless it is there.
+
+    Returns:
+      Its interpreter.
+    """
+    python, stamp = folder / "bin" / "python", folder / "made-of"
     contents = [(ROOT / "pyproject.toml").read_text(), CONSTRAINTS.read_text(), sys.version, str(ROOT), *PACKAGES]
-    made_of = hashlib.sha256("\n".join(contents).encode()).hexdigest()
+    made_of = hashlib.sha256("\n".join([*contents, *wanted]).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != made_of:
-        must(run(sys.executable, "-m", "venv", "--clear", "--without-pip", LOWEST))
-        own = Path(sysconfig.get_path("purelib", vars={"base": str(LOWEST), "platbase": str(LOWEST)}))
+        must(run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder))
+        own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (own / "others.pth").write_text("\n".join(PACKAGES))  # they come after its own, and pip leaves them alone
-        must(run(*PIP, "--python", python, "install", *QUICKLY, "-c", CONSTRAINTS, *requirements()))
+        must(run(*PIP, "--python", python, "install", *QUICKLY, "-c", CONSTRAINTS, *wanted))
         stamp.write_text(made_of)
-    return Core(python)
+    return python
 
 
 def newest() -> tuple[list[Core], str]:
