@@ -31,6 +31,10 @@ _TROUBLES = (
 )
 _NO_CREDIT = _Trouble(r"", "answered, but the account has no credit left", "check its plan and billing")
 _LOOP = _Trouble(r"", "could not be reached", "its client belongs to another event loop: build the model in this one")
+_REFUSED = (
+    "Private prompts go to the configured address only, and time and size of replies are limited: correct base_url=, "
+    "or raise deadline= or max_reply_bytes= of RetryPolicy"
+)
 _IN_CLIENT = re.compile(r"\w*(TypeError|AttributeError|ValueError|KeyError|DecodeError|ValidationError)(:|$)")
 
 
@@ -43,6 +47,8 @@ def answered(name: str, reply: Reply) -> Hidden[Answer]:
     if reply.answer is not None:
         return reply.answer
     todo = "Check the model and the length of the prompt"
+    if reply.fault == "refused":
+        todo = _REFUSED
     if reply.fault in {"busy", "loop"}:
         todo = _sentence(_trouble(reply).todo)
     todo = elsewhere(reply.detail).rstrip(".") or todo
@@ -67,11 +73,15 @@ def probed(
       lack: what is raised where the fault lies in what was asked for.
 
     Raises:
-      ModelCallError: nobody answered.
+      ModelCallError: nobody answered, or the reply went beyond its limits.
       CapabilityError: the call was rejected.
     """
     if reply.answer is not None:
         return reply.answer
+    if reply.fault == "refused":
+        raise ModelCallError(
+            f"{name} gave a public probe what is refused: {reply.detail}. {_REFUSED}, then build it again"
+        )
     if reply.fault in {"busy", "loop"}:
         trouble = _trouble(reply)
         raise ModelCallError(

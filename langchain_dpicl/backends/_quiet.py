@@ -41,26 +41,32 @@ class Call:
     Attributes:
       withholds: whether the call is private: nothing it logs or warns of is shown.
       tripped: whether it started a LangChain run, even if the exception was caught on the way.
+      passage: the limits on what it sends and receives over HTTP; None: it makes no model call.
     """
 
-    __slots__ = ("tripped", "withholds")
+    __slots__ = ("passage", "tripped", "withholds")
 
-    def __init__(self, *, withholds: bool) -> None:
+    def __init__(self, *, withholds: bool, passage: Any = None) -> None:
         self.withholds = withholds
+        self.passage = passage
         self.tripped = False
 
 
 _CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("dpicl_silent_call", default=None)
 
 
-def begin(*, withholds: bool) -> Call:
+def begin(*, withholds: bool, passage: Any = None) -> Call:
     """Marks the current context as that of a silent call. Contexts of silent calls are never used again.
+
+    Args:
+      withholds: whether the call is private.
+      passage: see `Call`.
 
     Raises:
       UnsilencableModelError: LangChain no longer asks its configure hooks, so runs inside a call would go unseen by us.
     """
     _look_after_hooks()
-    call = Call(withholds=withholds)
+    call = Call(withholds=withholds, passage=passage)
     _CALL.set(call)
     return call
 
@@ -140,13 +146,13 @@ class _Check(Call):
 
     __slots__ = ("hook",)
 
-    def __init__(self, hook: _Hook) -> None:
+    def __init__(self, hook: Hook) -> None:
         super().__init__(withholds=False)
         self.hook = hook
 
 
 @dataclass(frozen=True, eq=False)
-class _Hook:
+class Hook:
     """A method that gets a guard.
 
     Attributes:
@@ -324,23 +330,23 @@ _WATCHER = _Watcher()
 _TRIPWIRE: Any = _Tripwire()  # of a context variable, LangChain uses `get` only
 _trusted: tuple[Any, ...] = ()
 _HOOKS = (
-    _Hook(
+    Hook(
         logging.Logger,
         "makeRecord",
         _make_record,
         lambda: _lone_logger().makeRecord("", _BELOW_ALL_HANDLERS, "", 0, "", (), None),
     ),
-    _Hook(logging.Logger, "handle", _handle, lambda: _lone_logger().handle(logging.makeLogRecord({}))),
-    _Hook(threading.Thread, "start", _start, lambda: threading.Thread(target=_nothing).start()),
-    _Hook(concurrent.futures.ThreadPoolExecutor, "submit", _hand_over, _try_the_pool),
-    _Hook(
+    Hook(logging.Logger, "handle", _handle, lambda: _lone_logger().handle(logging.makeLogRecord({}))),
+    Hook(threading.Thread, "start", _start, lambda: threading.Thread(target=_nothing).start()),
+    Hook(concurrent.futures.ThreadPoolExecutor, "submit", _hand_over, _try_the_pool),
+    Hook(
         concurrent.futures.Future,
         "add_done_callback",
         _call_back,
         lambda: concurrent.futures.Future[None]().add_done_callback(_nothing),
     ),
 )
-_GUARDED: dict[_Hook, Any] = {}
+_GUARDED: dict[Hook, Any] = {}
 
 
 def _look_after_hooks() -> None:

@@ -4,7 +4,8 @@ A call goes straight to the model's `_generate` or `_agenerate` (a decision mode
 without callbacks, cache and verbosity, in an empty context with tracing off: no handler, tracer, cache or debug switch
 stands on that way. `.invoke` has them all on it, whatever its config says. `_preflight` refuses models with somebody
 else on the way, `_quiet` withholds logs and warnings and trips on runs started inside. What comes back is a `Reply`; an
-exception never does, as its text, its context chain and its frames would hold the prompt.
+exception never does, as its text, its context chain and its frames would hold the prompt. `_door` limits what the call
+sends and receives over HTTP, and refuses connections that it cannot limit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
+from langchain_dpicl.backends._door import look_after_door, refuse_other_transports
 from langchain_dpicl.backends._faults import sort
+from langchain_dpicl.backends._passage import Passage
 from langchain_dpicl.backends._preflight import (
     CLASSIFYING,
     Kind,
@@ -56,6 +59,8 @@ class SilentModel:
       - A call runs on a model copy without callbacks, cache and verbosity, in an empty context with tracing off.
       - A reply depends on the model and the one request; no exception carries any of the request or the response.
       - The model's own `rate_limiter` is asked before every attempt.
+      - No redirect is followed, and time and size of a reply are limited (`RetryPolicy`); a call that goes beyond is
+        not made again: it abstains (fault "content"), and a public one has the fault "refused".
       - Nothing is logged, warned of or traced by a private call, and one that would be overheard is not made: it
         abstains (fault "content"), and a public one raises UnsilencableModelError.
     """
@@ -63,11 +68,13 @@ class SilentModel:
     def __init__(
         self, model: Any, bound: Mapping[str, Any], *, takes: tuple[Kind, tuple[str, str]] | None = None
     ) -> None:
+        refuse_other_transports(model)
         self._model = model
         self._kind, self._doors = takes or kind_and_doors(model)
         self._way = Way(model)
         self._bound = dict(bound)
         self._limiter = getattr(model, "rate_limiter", None)
+        self._hosts: dict[str, None] = {}
 
     @property
     def kind(self) -> Kind:
@@ -86,6 +93,11 @@ class SilentModel:
         named = named or getattr(self._model, "model", None)
         return named if isinstance(named, str) else type(self._model).__name__
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names and ports that public calls went to so far, those of proxies included; () of a model without HTTP."""
+        return tuple(self._hosts)
+
     def trouble(self) -> str:
         """Returns who would overhear a call made now, and what to do about it; "" if nobody would."""
         return self._way.trouble()
@@ -95,7 +107,7 @@ class SilentModel:
         self._refuse_options(request)
         attempt = 1
         while True:
-            reply = contextvars.Context().run(self._attempt, request)
+            reply = contextvars.Context().run(self._attempt, request, retry)
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
                 return self._final(reply, request)
@@ -108,9 +120,9 @@ class SilentModel:
         loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
             if is_lost:
-                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request)
+                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request, retry)
             else:
-                reply = await self._awaited(request)
+                reply = await self._awaited(request, retry)
                 is_lost = reply.fault == "loop"
             wait = retry.wait(reply, attempt=attempt)
             if wait is None:
@@ -118,9 +130,9 @@ class SilentModel:
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _awaited(self, request: Request) -> Reply:
+    async def _awaited(self, request: Request, retry: RetryPolicy) -> Reply:
         """Runs one attempt as a task with a context of its own; one that cancels itself is a fault of its row."""
-        attempt = asyncio.get_running_loop().create_task(self._aattempt(request), context=contextvars.Context())
+        attempt = asyncio.get_running_loop().create_task(self._aattempt(request, retry), context=contextvars.Context())
         caller = asyncio.current_task()
         try:
             return await attempt
@@ -129,9 +141,9 @@ class SilentModel:
                 raise
         return Reply(fault="content")
 
-    def _attempt(self, request: Request) -> Reply:
+    def _attempt(self, request: Request, retry: RetryPolicy) -> Reply:
         """The private frame: what is private here gets no name, and what is raised stays here."""
-        call = begin(withholds=not request.explain)
+        call, passage = _begun(request, retry)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
         outcome: Reply | None = None
@@ -141,6 +153,7 @@ class SilentModel:
                 with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         self._limiter.acquire(blocking=True)
+                    passage.is_calling = True
                     outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
@@ -148,11 +161,13 @@ class SilentModel:
             outcome = None
         if outcome is None:  # outside the handlers: the provider's exception is not its context
             raise KeyboardInterrupt
-        return self._if_untripped(outcome, call)
+        if _came_late(passage):
+            return self._attempt(request, retry)
+        return self._if_untripped(outcome, call, passage, request)
 
-    async def _aattempt(self, request: Request) -> Reply:
+    async def _aattempt(self, request: Request, retry: RetryPolicy) -> Reply:
         """Is `_attempt`, awaitable."""
-        call = begin(withholds=not request.explain)
+        call, passage = _begun(request, retry)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
         outcome: Reply | None = None
@@ -163,6 +178,7 @@ class SilentModel:
                 with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
+                    passage.is_calling = True
                     outcome = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
@@ -173,21 +189,31 @@ class SilentModel:
             outcome, stop = None, asyncio.CancelledError
         if outcome is None:  # outside the handlers: the provider's exception is not its context
             raise stop
-        return self._if_untripped(outcome, call)
+        if _came_late(passage):
+            return await self._aattempt(request, retry)
+        return self._if_untripped(outcome, call, passage, request)
 
-    def _if_untripped(self, reply: Reply, call: Call) -> Reply:
-        """Returns the reply, unless a run was started inside the call: then its answer is not used either."""
-        if not call.tripped:
-            return reply
-        return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {RUNS_INSIDE}")
+    def _if_untripped(self, reply: Reply, call: Call, passage: Passage, request: Request) -> Reply:
+        """Returns the reply, unless the call did what it must not: then its answer is not used, if it has one."""
+        if request.explain:  # where a private call goes may depend on its prompt
+            self._hosts |= passage.hosts
+        if call.tripped:
+            return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {RUNS_INSIDE}")
+        if passage.stray:
+            return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {passage.stray}")
+        if passage.is_refused:
+            return Reply(fault="refused", detail=passage.reason(request.explain))
+        return reply
 
     def _final(self, reply: Reply, request: Request) -> Reply:
         """Tells of a call that would be overheard: in public by an exception, of a private row not at all."""
-        if reply.fault != "unsilent":
+        if reply.fault not in {"unsilent", "refused"}:
             return reply
-        if request.explain:
+        if not request.explain:
+            return Reply(fault="content")
+        if reply.fault == "unsilent":
             raise UnsilencableModelError(reply.detail)
-        return Reply(fault="content")
+        return reply
 
     def _refuse_options(self, request: Request) -> None:
         if self._kind == "decisions" and request.options:
@@ -209,6 +235,19 @@ class SilentModel:
         if self._kind == "decisions":
             return {}
         return {**self._bound, **request.options}
+
+
+def _begun(request: Request, retry: RetryPolicy) -> tuple[Call, Passage]:
+    """Marks the current context as that of a call, and limits what it does over HTTP."""
+    passage = Passage(retry.deadline, retry.max_reply_bytes)
+    call = begin(withholds=not request.explain, passage=passage)
+    look_after_door()
+    return call, passage
+
+
+def _came_late(passage: Passage) -> bool:
+    """Whether the call imported the HTTP client that it used, so that this one can be limited from now on."""
+    return bool(passage.stray) and look_after_door()
 
 
 def quietly(action: Callable[[], T]) -> T | None:

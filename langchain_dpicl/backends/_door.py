@@ -1,0 +1,396 @@
+"""Limits every HTTP exchange of a silent call: no redirect is followed, time and size of a reply are limited.
+
+The limits are set where the HTTP clients of Python send one request: in the clients of httpx and httpx2, in the streams
+of httpcore below them, in `http.client` (which requests, urllib3 and botocore use), and in `socket.connect`. These
+methods get guards for the whole process, as those of `_quiet` do. A guard asks whether it runs inside a silent call;
+everything else it passes on untouched. So no client, transport, proxy or certificate of the user is replaced, and
+clients that a model makes during a call have the limits as well.
+
+A connection that is opened during a silent call, but not by one of these clients, is refused: nothing would limit it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import importlib
+import io
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from langchain_dpicl.backends._bodies import Body
+from langchain_dpicl.backends._passage import Passage, at_most, inside, is_inside, passage_of, waiting
+from langchain_dpicl.backends._quiet import Call, Hook
+from langchain_dpicl.exceptions import UnsilencableModelError
+
+Inner: TypeAlias = Callable[..., Any]
+
+_READ = 65_536
+_UNLIMITED = (
+    "and not through httpx, requests or http.client: redirects, time and size of its replies cannot be limited; take a "
+    "model class whose client uses one of these, such as ChatOpenAI with the base_url= of an OpenAI-compatible server"
+)
+_OTHER_TRANSPORTS = frozenset(
+    {"aiohttp", "curl_cffi", "grpc", "primp", "pycurl", "pyreqwest", "websocket", "websockets"}
+)
+"""Packages whose connections are not those of a client named above; some open them where nobody here can see it."""
+
+_DEPTH = 6
+
+
+# httpx and httpx2. One request, below redirects, authentication and event hooks, above the transport.
+
+
+def _send(inner: Inner, call: Call, client: Any, request: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(client, request)
+    _prepare(passage, client, request)
+    with inside():
+        try:
+            response = inner(client, request)
+            with contextlib.closing(response.stream):
+                body = _opened(passage, response)
+                for chunk in response.stream:
+                    passage.add(body, chunk)
+        except Exception:
+            passage.left()  # the time was up: then that is why it failed
+            raise
+    return _with_content(response, body)
+
+
+async def _asend(inner: Inner, call: Call, client: Any, request: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return await inner(client, request)
+    _prepare(passage, client, request)
+    with inside():
+        async with _timed(passage):
+            response = await inner(client, request)
+            async with contextlib.aclosing(response.stream):
+                body = _opened(passage, response)
+                async for chunk in response.stream:
+                    passage.add(body, chunk)
+    return _with_content(response, body)
+
+
+@contextlib.asynccontextmanager
+async def _timed(passage: Passage) -> AsyncIterator[None]:
+    """Cancels what is awaited inside when the time is up."""
+    try:
+        async with asyncio.timeout(passage.left()) as limit:
+            yield
+    except Exception:
+        if limit.expired():
+            raise passage.late() from None
+        passage.left()
+        raise
+
+
+def _prepare(passage: Passage, client: Any, request: Any) -> None:
+    """Notes where a request goes, and limits each single wait by the time that is left."""
+    left = passage.left()
+    waits = request.extensions.get("timeout") or {}
+    waits = {name: waits.get(name) for name in ("connect", "read", "write", "pool")}
+    capped = {name: left if wait is None else min(wait, left) for name, wait in waits.items()}
+    request.extensions = {**request.extensions, "timeout": capped}
+    passage.hosts[request.url.netloc.decode("ascii", "replace")] = None
+    with contextlib.suppress(Exception):  # transports that users write have no pool
+        pool = vars(client._transport_for_url(request.url))["_pool"]  # noqa: SLF001  told nowhere else
+        proxy = vars(pool)["_proxy_url"]
+        passage.hosts[f"{proxy.host.decode()}:{proxy.port or ''}".rstrip(":")] = None
+
+
+def _opened(passage: Passage, response: Any) -> Body:
+    passage.check_status(response.status_code, response.headers.get("location"), str(response.request.url))
+    return passage.body(response.headers.get("content-encoding"))
+
+
+def _with_content(response: Any, body: Body) -> Any:
+    """Gives a response its decoded body, in the place of the stream from the network."""
+    for name in ("content-encoding", "content-length", "transfer-encoding"):
+        response.headers.pop(name, None)
+    package = next(base for base in type(response).__mro__ if base.__name__ == "Response").__module__
+    response.stream = sys.modules[package.partition(".")[0]].ByteStream(body.content())
+    return response
+
+
+# httpcore and httpcore2: waits of blocking clients. A wait is limited each time, as any number of them follow.
+
+
+def _stream_read(inner: Inner, call: Call, stream: Any, max_bytes: int, timeout: float | None = None) -> Any:
+    passage = passage_of(call)
+    return inner(stream, max_bytes, timeout if passage is None else at_most(timeout, passage.left()))
+
+
+def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout: float | None = None) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(stream, buffer, timeout)
+    left = at_most(timeout, passage.left())
+    if stream.get_extra_info("ssl_object") is not None:
+        return inner(stream, buffer, left)  # one wait for all of it
+    errors = sys.modules[type(stream).__module__.partition(".")[0]]
+    try:
+        plain = stream.get_extra_info("socket")  # here `inner` would wait anew for every part that the peer takes
+        plain.settimeout(left)
+        return plain.sendall(buffer)
+    except TimeoutError as error:
+        raise errors.WriteTimeout(str(error)) from error
+    except OSError as error:
+        raise errors.WriteError(str(error)) from error
+
+
+# http.client, which requests, urllib3 and botocore use.
+
+
+class _Reads(io.RawIOBase):
+    """Reads from a socket's file, each time within the time that is left."""
+
+    def __init__(self, passage: Passage, plain: Any) -> None:
+        super().__init__()
+        self._passage, self._socket, self._file = passage, plain, plain.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        with waiting(self._passage, self._socket):
+            count: int | None = self._file.readinto(buffer)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Timed:
+    """Stands for a socket where a reply is read from it."""
+
+    def __init__(self, passage: Passage, plain: Any) -> None:
+        self._passage, self._socket = passage, plain
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Reads(self._passage, self._socket))
+
+
+@contextlib.contextmanager
+def _timed_replies(passage: Passage, connection: Any) -> Iterator[None]:
+    """Has a connection read its replies within the time that is left."""
+    own = vars(connection).get("response_class")
+    made = connection.response_class
+    connection.response_class = lambda plain, *args, **options: made(_Timed(passage, plain), *args, **options)
+    try:
+        yield
+    finally:
+        if own is None:
+            del connection.response_class
+        else:
+            connection.response_class = own
+
+
+def _put_request(inner: Inner, call: Call, connection: Any, method: str, url: str, *more: Any, **options: Any) -> Any:
+    passage = passage_of(call)
+    if passage is not None:
+        passage.left()
+        passage.hosts[f"{connection.host}:{connection.port}"] = None
+        tunnel = getattr(connection, "_tunnel_host", None)
+        if tunnel:
+            passage.hosts[f"{tunnel}:{connection._tunnel_port}"] = None  # noqa: SLF001  told nowhere else
+        elif url.startswith("http"):  # through a proxy
+            passage.hosts[urlsplit(url).netloc.rpartition("@")[2]] = None
+    return inner(connection, method, url, *more, **options)
+
+
+def _connect_http(inner: Inner, call: Call, connection: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(connection)
+    with inside(), _timed_replies(passage, connection):  # a proxy replies before the provider does
+        return inner(connection)
+
+
+def _send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(connection, data)
+    with inside():
+        if connection.sock is None and connection.auto_open:
+            connection.connect()
+        if connection.sock is None:
+            return inner(connection, data)
+        with waiting(passage, connection.sock):
+            return inner(connection, data)
+
+
+def _reply_http(inner: Inner, call: Call, connection: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(connection)
+    with _timed_replies(passage, connection):
+        response = inner(connection)
+    try:
+        passage.check_status(response.status, response.headers.get("location"), f"http://{connection.host}/")
+        body = passage.body(response.headers.get("content-encoding"))
+        while chunk := response.read(_READ):
+            passage.add(body, chunk)
+    except BaseException:
+        response.close()
+        connection.close()  # the rest of the reply is still on its way
+        raise
+    for name in ("content-encoding", "content-length", "transfer-encoding"):
+        del response.headers[name]
+    content = body.content()
+    response.fp, response.length, response.chunked = io.BytesIO(content), len(content), False
+    return response
+
+
+def _reply_http2(inner: Inner, call: Call, connection: Any) -> Any:
+    """Refuses what urllib3 reads by itself."""
+    passage = passage_of(call)
+    if passage is not None:
+        raise passage.refuse("HTTP/2 of urllib3, which has no limits")
+    return inner(connection)
+
+
+# Connections of anything else.
+
+
+def _connect(inner: Inner, call: Call, plain: Any, address: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(plain, address)
+    if not is_inside():
+        place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local socket"
+        passage.stray = f"connects to {place} by itself, {_UNLIMITED}"
+        raise passage.refuse("a connection that is not an HTTP client's")
+    if plain.gettimeout() == 0.0:  # of an event loop: it does not wait
+        return inner(plain, address)
+    with waiting(passage, plain):
+        return inner(plain, address)
+
+
+def refuse_other_transports(model: Any) -> None:
+    """Raises UnsilencableModelError for a model that holds a client of another kind, or an object that does.
+
+    Clients inside an httpx client are its transports, and limited by it.
+    """
+    todo, seen = [(model, 0)], {id(model)}
+    for thing, depth in todo:  # it grows
+        tops = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
+        if found := tops & _OTHER_TRANSPORTS:
+            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(found)}, {_UNLIMITED}")
+        if depth == _DEPTH or tops & {"httpx", "httpx2", "torch"}:
+            continue
+        for value in _held(thing):
+            kind = type(value)
+            is_plain = kind.__module__ in _PLAIN and kind not in _CONTAINERS
+            if id(value) not in seen and not is_plain and not issubclass(kind, type):
+                seen.add(id(value))
+                todo.append((value, depth + 1))
+
+
+def _held(thing: Any) -> Iterator[Any]:
+    """Yields what an object keeps; it is not asked, as it may answer to any name."""
+    if type(thing) in _CONTAINERS:
+        yield from tuple(thing.values() if type(thing) is dict else thing)
+        return
+    for name in ("__dict__", "__pydantic_private__", "__pydantic_extra__"):
+        with contextlib.suppress(AttributeError):
+            yield from tuple((object.__getattribute__(thing, name) or {}).values())
+
+
+_CONTAINERS = (list, tuple, dict)
+_PLAIN = frozenset({"builtins", "collections", "datetime", "functools", "typing"})
+_STREAMS = ("SyncStream", "TLSinTLSStream")
+_hooks: dict[str, tuple[Hook, ...]] = {}
+
+
+def look_after_door() -> bool:
+    """Sets the guards that are missing on what has been imported; says whether a client was new.
+
+    Raises:
+      UnsilencableModelError: an HTTP client is there in a version whose methods are not known here.
+    """
+    is_new = False
+    for name, hooks_of in _MODULES.items():
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if spec is not None and name not in _hooks and not getattr(spec, "_initializing", False):
+            is_new = True
+            try:
+                _hooks[name] = tuple(hooks_of(sys.modules[name]))
+            except (AttributeError, ImportError):
+                raise UnsilencableModelError(
+                    f"expected a version of {name} whose requests can be limited in time, size and redirects, found "
+                    f"{getattr(sys.modules[name], '__version__', 'another one')}; install one that this version of "
+                    "langchain-dpicl was tested with"
+                ) from None
+    for hooks in tuple(_hooks.values()):
+        for hook in hooks:
+            hook.look_after()
+    return is_new
+
+
+def _hook(owner: type, name: str, act: Callable[..., Any], arguments: int) -> Hook:
+    """A guard of a method that is tried with so many arguments, `self` included: it reaches nothing but the guard."""
+    getattr(owner, name)
+
+    def attempt() -> None:
+        found = getattr(owner, name)(*[None] * arguments)
+        if asyncio.iscoroutine(found):
+            found.close()
+
+    return Hook(owner, name, act, attempt)
+
+
+def _of_httpx(module: Any) -> Iterable[Hook]:
+    importlib.import_module(module.__name__.replace("httpx", "httpcore"))  # else imported by the first request
+    yield _hook(module.Client, "_send_single_request", _send, 2)
+    yield _hook(module.AsyncClient, "_send_single_request", _asend, 2)
+
+
+def _of_httpcore(module: Any) -> Iterable[Hook]:
+    streams = importlib.import_module(f"{module.__name__}._backends.sync")
+    for name in _STREAMS:
+        yield _hook(getattr(streams, name), "read", _stream_read, 2)
+        yield _hook(getattr(streams, name), "write", _stream_write, 2)
+
+
+def _of_http_client(module: Any) -> Iterable[Hook]:
+    yield _hook(module.HTTPConnection, "putrequest", _put_request, 3)
+    yield _hook(module.HTTPConnection, "send", _send_http, 2)
+    yield _hook(module.HTTPConnection, "getresponse", _reply_http, 1)
+    yield _hook(module.HTTPConnection, "connect", _connect_http, 1)
+    yield _hook(module.HTTPSConnection, "connect", _connect_http, 1)
+
+
+def _of_urllib3(module: Any) -> Iterable[Hook]:
+    yield _hook(module.HTTPConnection, "connect", _connect_http, 1)
+    yield _hook(module.HTTPSConnection, "connect", _connect_http, 1)
+
+
+def _of_urllib3_http2(module: Any) -> Iterable[Hook]:
+    yield _hook(module.HTTP2Connection, "getresponse", _reply_http2, 1)
+
+
+def _of_socket(module: Any) -> Iterable[Hook]:
+    # Sandboxes put a subclass in its place; connections still go through the class itself.
+    owner = next(kind for kind in reversed(module.socket.__mro__) if kind.__module__ == "socket")
+    yield _hook(owner, "connect", _connect, 2)
+    yield _hook(owner, "connect_ex", _connect, 2)
+
+
+_MODULES: dict[str, Callable[[Any], Iterable[Hook]]] = {
+    "httpx": _of_httpx,
+    "httpx2": _of_httpx,
+    "httpcore": _of_httpcore,  # imported by the two above
+    "httpcore2": _of_httpcore,
+    http.client.__name__: _of_http_client,
+    "urllib3.connection": _of_urllib3,
+    "urllib3.http2.connection": _of_urllib3_http2,
+    socket.__name__: _of_socket,
+}

@@ -1,0 +1,158 @@
+"""Limits of one attempt of a silent call over HTTP: what its exchanges may take and send, and what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import time
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from langchain_dpicl.backends._bodies import Body, TooLargeError, UnknownEncodingError
+from langchain_dpicl.backends._quiet import Call
+
+Explain: TypeAlias = Literal["", "kind", "text"]
+
+_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_inside_the_door", default=False)
+
+
+class RefusedReplyError(Exception):
+    """An HTTP exchange of a silent call went beyond its limits; says nothing of what was sent or received."""
+
+
+class Passage:
+    """The limits of one attempt of a silent call, and what became of its HTTP exchanges.
+
+    Once an exchange has been refused, so is every further one of the attempt: SDKs try again by themselves.
+
+    Args:
+      deadline: seconds from the first request of the attempt until its last reply is read.
+      max_reply_bytes: size of each reply's body, before and after decompression.
+
+    Attributes:
+      hosts: names and ports that requests were sent to, and those of proxies.
+      stray: what something else than a limited client did, "" if there was none; follows the model's name.
+      is_calling: whether the model has been called; there are no limits before.
+    """
+
+    __slots__ = ("_deadline", "_ends", "_kind", "_target", "hosts", "is_calling", "max_reply_bytes", "stray")
+
+    def __init__(self, deadline: float, max_reply_bytes: int) -> None:
+        self._deadline = deadline
+        self._ends: float | None = None
+        self._kind = self._target = ""
+        self.max_reply_bytes = max_reply_bytes
+        self.hosts: dict[str, None] = {}
+        self.stray = ""
+        self.is_calling = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether an exchange went beyond its limits."""
+        return bool(self._kind)
+
+    def reason(self, explain: Explain) -> str:
+        """Says why an exchange was refused, as far as `silent.Request.explain` allows; "" of a private call."""
+        if not explain:
+            return ""
+        return self._kind + (f" {self._target}" if explain == "text" and self._target else "")
+
+    def refuse(self, kind: str, target: str = "") -> RefusedReplyError:
+        """Notes why an exchange is refused, the first time; returns the error to raise."""
+        if not self._kind:
+            self._kind, self._target = kind, target
+        return RefusedReplyError(f"a reply of a private model call was refused: {self._kind}")
+
+    def left(self) -> float:
+        """Returns the seconds that are left, above 0; the first call starts the clock.
+
+        Raises:
+          RefusedReplyError: no time is left, or an exchange of the attempt was refused before.
+        """
+        now = time.monotonic()
+        self._ends = now + self._deadline if self._ends is None else self._ends
+        if self._kind or now >= self._ends:
+            raise self.late()
+        return self._ends - now
+
+    def late(self) -> RefusedReplyError:
+        """Notes that the time is up; returns the error to raise."""
+        return self.refuse(f"no whole reply within the deadline of {self._deadline:g} seconds")
+
+    def check_status(self, status: int, location: str | None, asked: str) -> None:
+        """Refuses redirects.
+
+        Args:
+          status: of the reply.
+          location: where it points to, if anywhere.
+          asked: the address that was asked.
+        """
+        if 300 <= status < 400:
+            raise self.refuse(f"a redirect (HTTP {status})", f"to {_pointed_to(location, asked)}")
+
+    def body(self, encoding: str | None) -> Body:
+        """Returns what collects a reply's body."""
+        try:
+            return Body(encoding or "", limit=self.max_reply_bytes)
+        except UnknownEncodingError:
+            raise self.refuse("an encoding of the reply that cannot be decoded") from None
+
+    def add(self, body: Body, chunk: bytes) -> None:
+        """Adds to a body what came, within time and size."""
+        self.left()
+        try:
+            body.add(chunk)
+        except TooLargeError:
+            raise self.refuse(f"more than {self.max_reply_bytes} bytes of a reply") from None
+
+
+def _pointed_to(location: str | None, asked: str) -> str:
+    """Returns scheme, host and port of a redirect's address; never its path, which may repeat what was sent."""
+    own = urlsplit(asked)
+    try:
+        parts = urlsplit(location or "")
+        host, port = parts.hostname, f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "an address that cannot be read"
+    return f"{parts.scheme or own.scheme}://{host}{port}" if host else f"{own.netloc} itself"
+
+
+@contextlib.contextmanager
+def inside() -> Iterator[None]:
+    """Marks what runs inside as part of a limited exchange: connections that are opened there are its own."""
+    token = _INSIDE.set(True)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def is_inside() -> bool:
+    """Whether the current code is part of a limited exchange."""
+    return _INSIDE.get()
+
+
+def passage_of(call: Call) -> Passage | None:
+    """Returns the limits of a call; None where no model is called, or is not yet: a rate limiter comes first."""
+    return call.passage if isinstance(call.passage, Passage) and call.passage.is_calling else None
+
+
+def at_most(timeout: float | None, left: float) -> float:
+    """Returns the shorter of two waits; None is no limit."""
+    return left if timeout is None else min(timeout, left)
+
+
+@contextlib.contextmanager
+def waiting(passage: Passage, plain: Any) -> Iterator[None]:
+    """Limits what a socket waits inside by the time that is left."""
+    own, left = plain.gettimeout(), passage.left()
+    plain.settimeout(at_most(own, left))
+    try:
+        yield
+    except TimeoutError:
+        if own is None or left <= own:
+            raise passage.late() from None
+        raise
+    finally:
+        plain.settimeout(own)
