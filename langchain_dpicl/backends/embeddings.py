@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from langchain_dpicl.backends._keeping import refuse_keepers
 from langchain_dpicl.backends._preflight import EMBEDDING, hush_clients
 from langchain_dpicl.backends._public import answered, probed
+from langchain_dpicl.backends._settings import private_settings
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import Calls, limit_of
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, SilentModel
@@ -201,10 +202,14 @@ def _width(answer: Hidden[Any]) -> int:
 
 
 def _quiet_copy(embeddings: E) -> E:
-    """Returns a copy without progress bars and spans of its own; what is no pydantic model is taken as it is."""
+    """Returns a copy without progress bars, spans and settings for public traffic.
+
+    What is no pydantic model is taken as it is.
+    """
     if not isinstance(embeddings, BaseModel):
         return embeddings
     fields = type(embeddings).model_fields
-    quiet = embeddings.model_copy(update=dict.fromkeys((name for name in _PROGRESS if name in fields), False))
+    unseen = dict.fromkeys((name for name in _PROGRESS if name in fields), False)
+    quiet = embeddings.model_copy(update=unseen | private_settings(embeddings))
     hush_clients(quiet)
     return quiet

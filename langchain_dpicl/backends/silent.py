@@ -32,6 +32,7 @@ from langchain_dpicl.backends._preflight import (
     refuse_open_models,
 )
 from langchain_dpicl.backends._quiet import RUNS_INSIDE, Call, begin, watching
+from langchain_dpicl.backends._settings import private_arguments, private_settings
 from langchain_dpicl.backends._talk import Answer, Hidden, ProbePolicy, Render, Reply, Request, RetryPolicy
 from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
 
@@ -309,7 +310,7 @@ def silence(model: Any) -> SilentModel:
         bypassed here); it is routed through the LangSmith gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    bound = {name: value for name, value in bound.items() if name not in _DROPPED}
+    bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
     if kind_and_doors(inner)[0] == "decisions" and bound:
         raise ConfigurationError(
             f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
@@ -317,7 +318,8 @@ def silence(model: Any) -> SilentModel:
         )
     refuse_open_models(inner)
     fields = type(inner).model_fields
-    quiet = inner.model_copy(update={name: value for name, value in _QUIET.items() if name in fields})
+    settings = {name: value for name, value in _QUIET.items() if name in fields} | private_settings(inner)
+    quiet = inner.model_copy(update=settings)
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
     hush_clients(quiet)

@@ -1,0 +1,59 @@
+"""Takes off a model what its user set for public traffic: storing of calls, tags of users, keys of prompt caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DROPPED = frozenset(
+    {
+        "cache_control",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+        "user_profile_id",
+    }
+)
+"""Arguments of providers that mark a call, or keep its prompt; sent with no private call."""
+
+_MAPPINGS = ("model_kwargs", "extra_body")
+_STORING = "store"
+_OWN_HOSTS = ("openai.com", "openai.azure.com")
+"""Where `store` is known; other servers may reject it."""
+
+
+def private_settings(model: Any) -> dict[str, Any]:
+    """Returns the fields of a model that have another value in private calls; the model is left as it is."""
+    fields = type(model).model_fields
+    changed: dict[str, Any] = {}
+    for name in DROPPED & fields.keys():
+        if fields[name].default is None:
+            changed[name] = None
+    for name in _MAPPINGS:
+        value = getattr(model, name, None)
+        if name in fields and isinstance(value, Mapping):
+            changed[name] = private_arguments(value)
+    if _STORING in fields and (getattr(model, _STORING, None) is not None or _is_own_host(model)):
+        changed[_STORING] = False
+    return changed
+
+
+def private_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keyword arguments of a call, or a part of its body, as they are sent with private calls.
+
+    >>> private_arguments({"seed": 7, "user": "me", "store": True, "extra_body": {"metadata": {"team": "x"}}})
+    {'seed': 7, 'store': False, 'extra_body': {}}
+    """
+    kept = {name: value for name, value in given.items() if name not in DROPPED}
+    for name in _MAPPINGS:
+        if isinstance(kept.get(name), Mapping):
+            kept[name] = private_arguments(kept[name])
+    return {**kept, _STORING: False} if kept.get(_STORING) is not None else kept
+
+
+def _is_own_host(model: Any) -> bool:
+    host = getattr(getattr(getattr(model, "root_client", None), "base_url", None), "host", None)
+    return isinstance(host, str) and any(host == own or host.endswith(f".{own}") for own in _OWN_HOSTS)
