@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 
 from langchain_dpicl.privacy.events import (
@@ -12,6 +16,7 @@ from langchain_dpicl.privacy.events import (
     FailureEvent,
     GaussianEvent,
     NoEvent,
+    NonPrivateEvent,
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
@@ -103,3 +108,31 @@ def beside_failures() -> st.SearchStrategy[Event]:
     return st.one_of(
         parts.map(ComposedEvent), split("data", branch), st.tuples(split("data", branch), steps()).map(ComposedEvent)
     )
+
+
+def noisier(event: Event, factor: float) -> Event:
+    """The same event with every noise scale multiplied, and every chance of a failure divided."""
+    return _NOISIER[type(event)](event, factor)
+
+
+def _noisier_inside(event: Any, factor: float) -> Event:
+    return dataclasses.replace(event, event=noisier(event.event, factor))
+
+
+_NOISIER: dict[type, Callable[[Any, float], Event]] = {
+    NoEvent: lambda event, factor: event,
+    NonPrivateEvent: lambda event, factor: event,
+    GaussianEvent: lambda event, factor: GaussianEvent(event.noise_multiplier * factor),
+    PureEvent: lambda event, factor: PureEvent(event.epsilon / factor),
+    BoundedRangeEvent: lambda event, factor: BoundedRangeEvent(event.bound / factor),
+    ZCdpEvent: lambda event, factor: ZCdpEvent(event.rho / factor**2),
+    FailureEvent: lambda event, factor: FailureEvent(event.delta / factor),
+    SampledBallEvent: lambda event, factor: SampledBallEvent(event.noise_multiplier * factor, event.sampling_rate),
+    RepeatedEvent: _noisier_inside,
+    SubsampledEvent: _noisier_inside,
+    AllocatedEvent: _noisier_inside,
+    ComposedEvent: lambda event, factor: ComposedEvent(tuple(noisier(part, factor) for part in event.events)),
+    ParallelEvent: lambda event, factor: ParallelEvent(
+        event.partition, tuple((label, noisier(branch, factor)) for label, branch in event.branches)
+    ),
+}

@@ -30,7 +30,6 @@ from langchain_dpicl.privacy.events import (
     PureEvent,
     RepeatedEvent,
     SubsampledEvent,
-    ZCdpEvent,
 )
 from tests.strategies import (
     ADJACENCIES,
@@ -40,6 +39,7 @@ from tests.strategies import (
     RATES,
     compositions,
     leaves,
+    noisier,
     parallels,
     sampled,
     steps,
@@ -51,23 +51,6 @@ few = settings(laws, max_examples=10)
 
 def price(event: Event, delta: float, adjacency: str) -> float:
     return epsilon_upper_bound(event, delta=delta, adjacency=adjacency)
-
-
-NOISIER = {
-    NoEvent: lambda event, factor: event,
-    GaussianEvent: lambda event, factor: GaussianEvent(event.noise_multiplier * factor),
-    PureEvent: lambda event, factor: PureEvent(event.epsilon / factor),
-    BoundedRangeEvent: lambda event, factor: BoundedRangeEvent(event.bound / factor),
-    ZCdpEvent: lambda event, factor: ZCdpEvent(event.rho / factor**2),
-    RepeatedEvent: lambda event, factor: RepeatedEvent(noisier(event.event, factor), event.count),
-    SubsampledEvent: lambda event, factor: SubsampledEvent(noisier(event.event, factor), event.sampling_rate),
-    ComposedEvent: lambda event, factor: ComposedEvent(tuple(noisier(part, factor) for part in event.events)),
-}
-
-
-def noisier(event: Event, factor: float) -> Event:
-    """The same event with every noise scale multiplied."""
-    return NOISIER[type(event)](event, factor)
 
 
 @laws
