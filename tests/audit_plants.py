@@ -6,6 +6,7 @@ Every one of them has been made by somebody: they are the pitfalls of published 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import samples, voting
-from langchain_dpicl.privacy import accounting, aggregation, mechanisms
+from langchain_dpicl.privacy import _terms, accounting, aggregation, mechanisms
 from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event
+from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, SubsampledEvent
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism, Release
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
@@ -156,7 +157,17 @@ def failures_forgotten(patch: Patch) -> None:
         return max(prices, key=lambda price: price.epsilon)
 
     patch.setattr(accounting, "_price_in", price_in)
-    patch.setattr(accounting, "_remembered", accounting._remembered.__wrapped__)
+    patch.setattr(accounting, "_remembered", functools.lru_cache(accounting._remembered.__wrapped__))
+
+
+def sampled_labels_kept(patch: Patch) -> None:
+    """No label is dropped for one that reads everybody: a rate of 1 beside smaller ones leaves several worlds."""
+
+    def dominates_sample(large: Event, small: SubsampledEvent) -> bool:
+        is_wider = isinstance(large, SubsampledEvent) and large.sampling_rate >= small.sampling_rate
+        return is_wider and _terms.dominates(large.event, small.event)
+
+    patch.setattr(_terms, "_dominates_sample", dominates_sample)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

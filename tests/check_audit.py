@@ -37,6 +37,7 @@ PLAYED = (
     ),
     "unit_tests/audit/test_counting.py",
     "unit_tests/audit/test_documenting.py",
+    "unit_tests/audit/test_joint_plans.py",
     "unit_tests/audit/test_retrieving.py",
     "unit_tests/test_evolution_privacy.py::test_the_worst_cases_are_sound",
     "unit_tests/test_evolution_privacy.py::test_a_planted_bug_is_caught_by_a_worst_case",
