@@ -5,11 +5,13 @@ Labels of one data set are priced in parallel, which holds only while each unit 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +24,8 @@ LabelsByUnit: TypeAlias = Mapping[bytes, Found]
 
 # A child of a fork keeps the key and what is bound: it may go on with the parent's ledger.
 _KEY: Final = SYSTEM_RANDOM.entropy(32)
-_BOUND: dict[tuple[Any, ...], LabelsByUnit] = {}
+_BOUND: dict[tuple[Any, ...], dict[str, tuple[LabelsByUnit, Callable[[], object]]]] = {}
+"""By declared name and ledger: the labels, and what tells whether the ledger still exists."""
 _WRITING = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_WRITING.acquire, after_in_parent=_WRITING.release, after_in_child=_WRITING.release)
@@ -57,25 +60,37 @@ def has_moved(labels: LabelsByUnit, declared: Declaration) -> bool:
       labels: of the new examples.
       declared: their declaration.
     """
-    bound = _BOUND.get(_name_of(declared), {})
-    if labels == bound:
+    if not _moved_on_one(labels, declared):
         return False
-    return any(_moved(bound[unit], label) for unit, label in labels.items() if unit in bound)
+    gc.collect()  # a ledger in memory that nobody holds any more may wait for the collector
+    return _moved_on_one(labels, declared)
 
 
-def keep_bound(labels: LabelsByUnit, declared: Declaration) -> None:
-    """Keeps the labels of examples that a ledger took, until the process ends; removed units stay known.
+def keep_bound(labels: LabelsByUnit, declared: Declaration, ledger_id: str, ledger: object | None) -> None:
+    """Keeps the labels of examples that a ledger took, as long as the ledger exists; removed units stay known.
 
     Args:
       labels: as `labels_by_unit` returned them.
       declared: the declaration of the examples.
+      ledger_id: who took them.
+      ledger: what the ledger dies with, where it is in memory; None: it outlives the process.
     """
-    name = _name_of(declared)
+    if not labels:
+        return
+    alive = (lambda: True) if ledger is None else weakref.ref(ledger)
     with _WRITING:
-        bound = _BOUND.get(name)
-        if labels and labels != bound:
-            # A new mapping: another thread may be reading the old one.
-            _BOUND[name] = labels if bound is None else {**bound, **labels, **_unions(bound, labels)}
+        ledgers = {key: kept for key, kept in _BOUND.get(_name_of(declared), {}).items() if kept[1]() is not None}
+        before = ledgers[ledger_id][0] if ledger_id in ledgers else {}
+        # New mappings: another thread may be reading the old ones.
+        kept = labels if labels == before or not before else {**before, **labels, **_unions(before, labels)}
+        _BOUND[_name_of(declared)] = {**ledgers, ledger_id: (kept, alive)}
+
+
+def _moved_on_one(labels: LabelsByUnit, declared: Declaration) -> bool:
+    """Returns whether a unit has moved since a ledger took it that still exists."""
+    kept = _BOUND.get(_name_of(declared), {}).values()
+    others = [bound for bound, alive in kept if alive() is not None and bound != labels]
+    return any(_moved(bound[unit], label) for bound in others for unit, label in labels.items() if unit in bound)
 
 
 def _name_of(declared: Declaration) -> tuple[Any, ...]:

@@ -38,8 +38,8 @@ class _Bond:
 
     __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
 
-    def __init__(self, keep_bound: Callable[[], None]) -> None:
-        self.keep_bound = keep_bound
+    def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
+        self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None: done
         self.lock = threading.Lock()
         # Those that are split by topics: the same declaration is the same object.
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
@@ -60,8 +60,8 @@ class PrivateExamples(Opaque):
 
     Args:
       records: texts, or mappings with the declared fields. Zero records are fine.
-      public_size: declared number of units, or one number per label. Public; it sets sampling rates and has no
-        default. It need not be right for the privacy guarantee, only for utility.
+      public_size: declared number of units, or one number per label. Public; it sets sampling rates and has to be
+        given. It need not be right for the privacy guarantee, only for utility.
       text_key: field that holds the text.
       label_key: field that holds the label, if labels split the examples.
       labels: every label that may occur, in the order that breaks ties. Public.
@@ -74,7 +74,8 @@ class PrivateExamples(Opaque):
     Raises:
       ConfigurationError: a public argument is out of range.
       RecordError: a record lacks a field, holds no text or an undeclared label, or a unit has another label than in
-        examples of this `dataset_id` that this process has bound before. Index and value are hidden.
+        examples of this `dataset_id` that this process has bound to a ledger that still exists. Index and value are
+        hidden.
 
     Example:
       >>> private = PrivateExamples(
@@ -95,7 +96,7 @@ class PrivateExamples(Opaque):
         self,
         records: Iterable[Mapping[str, Any] | str],
         *,
-        public_size: int | Mapping[str, int],
+        public_size: int | Mapping[str, int] | None = None,
         text_key: str = "text",
         label_key: str | None = None,
         labels: Iterable[str] | None = None,
@@ -110,6 +111,8 @@ class PrivateExamples(Opaque):
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
+        if public_size is None:
+            raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
         declared = self._declared = make_declaration(
             dataset_id=dataset_id,
             public_size=public_size,
@@ -345,9 +348,14 @@ class PrivateExamples(Opaque):
                     "Use the budget it was bound to."
                 )
                 raise PrivacyBudgetMismatchError(msg)
-            if self._bond.ledger_id is None:
-                self._bond.keep_bound()
             self._bond.ledger_id = ledger_id
+
+    def _keep_bound(self, ledger: object | None) -> None:
+        """Keeps, once, under which labels these units are bound; `ledger` is what dies with a ledger in memory."""
+        with self._bond.lock:
+            keep, self._bond.keep_bound = self._bond.keep_bound, None
+        if keep is not None and self._ledger_id is not None:
+            keep(self._ledger_id, ledger)
 
     @property
     def _lineage(self) -> tuple[PrivateExamples, ...]:
@@ -387,6 +395,10 @@ class PrivateExamples(Opaque):
         return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
 
 
+_NO_SIZE = (
+    "Give PrivateExamples(records, public_size=...): a public figure or a round number, not the length of the records, "
+    "which would tell how many there are."
+)
 _MOVED = (
     "records: expected every unit under the label that it has in the bound examples of this dataset_id, found another "
     "label. The unit would be read under both labels at the price of one. Index and value are hidden; restore "
@@ -394,9 +406,9 @@ _MOVED = (
 )
 
 
-def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[], None]:
+def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[str, object | None], None]:
     """Returns what keeps the labels once they are bound; a closure, so that no attribute shows how many there are."""
-    return lambda: keep_bound(labels, declared)
+    return lambda ledger_id, ledger: keep_bound(labels, declared, ledger_id, ledger)
 
 
 def _container_fault(records: Any) -> str:

@@ -196,6 +196,7 @@ class Budget(Uncopyable):
                     raise PrivacyBudgetMismatchError(msg)
             self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
             _IDENTITIES.update(own)
+        private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
 
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.

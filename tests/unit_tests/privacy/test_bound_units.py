@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +17,15 @@ from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.exceptions import RecordError
 from langchain_dpicl.privacy import bound_units
 from langchain_dpicl.privacy.pools import Pool
+from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "zx-moved-canary-12"
 ANN = {"user": "ann " + CANARY, "text": CANARY + " card", "queue": "card"}
 MOVED = {"user": "ann " + CANARY, "text": CANARY + " transfer", "queue": "transfer"}
+
+
+HELD: list[Budget] = []
+"""Ledgers in memory, which a test keeps alive."""
 
 
 def people(*records: dict[str, str], **changes: Any) -> PrivateExamples:
@@ -33,7 +40,14 @@ def records_only(*said: tuple[str, str], **changes: Any) -> PrivateExamples:
 def bind(private: PrivateExamples) -> Budget:
     budget = Budget(epsilon=4.0, delta=1e-6)
     budget.bind(private)
+    HELD.append(budget)
     return budget
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    yield
+    HELD.clear()
 
 
 def test_a_unit_whose_label_moved_since_it_was_bound_is_refused_as_the_examples_are_built() -> None:
@@ -127,6 +141,7 @@ counts = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["card", "tra
 def test_equal_records_pass_if_no_label_loses_one_while_another_gains_one(
     before: list[tuple[str, str]], now: list[tuple[str, str]]
 ) -> None:
+    HELD.clear()
     bound_units._BOUND.clear()
     bind(records_only(*before))
 
@@ -149,7 +164,20 @@ def test_digests_are_kept_and_no_text() -> None:
     bind(people(ANN))
     bind(records_only((CANARY, "card"), (CANARY, "card")))
     assert CANARY not in repr(bound_units._BOUND)
-    assert all(len(unit) == 16 for labels in bound_units._BOUND.values() for unit in labels)
+    assert all(
+        len(unit) == 16 for kept in bound_units._BOUND.values() for labels, _ in kept.values() for unit in labels
+    )
+
+
+def test_a_ledger_in_memory_that_is_gone_takes_its_labels_along_and_a_durable_one_does_not(tmp_path: Path) -> None:
+    bind(people(ANN))
+    HELD.clear()
+    people(MOVED)
+    store = SQLiteStore.new(tmp_path / "budget.db")
+    Budget(epsilon=4.0, delta=1e-6, store=store).bind(people(ANN))
+    store.close()
+    with pytest.raises(RecordError, match="another label"):
+        people(MOVED)
 
 
 def test_no_record_is_looked_at_again_once_the_examples_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,8 +209,8 @@ def test_a_public_fault_shows_no_record_either() -> None:
 
 
 def test_public_size_has_no_default() -> None:
-    with pytest.raises(TypeError, match="public_size"):
-        PrivateExamples([GOOD])  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match=r"public_size: expected the declared number .* Give PrivateExamples"):
+        PrivateExamples([GOOD])
 
 
 # --- content ------------------------------------------------------------------------------------------------------
