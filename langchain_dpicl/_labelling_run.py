@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._labelling_options import InputWording, check_paid, draft_pool, key_of
 from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.backends.aside import aside
@@ -38,6 +39,7 @@ from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.teachers import Teachers
 
 
+@tells_how_to_build()
 class LabellingRun(Uncopyable):
     """A run over public inputs, with what it needs to stop and to go on. Made by `PromptPATELabeler`."""
 

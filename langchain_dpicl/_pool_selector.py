@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._selector_options import (
     DEFAULT_K,
     StudentOptions,
@@ -41,6 +42,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.student import StudentChoice
 
 
+@tells_how_to_build()
 class PoolSelector(BaseExampleSelector):
     """Selects from a labelled pool, which is public, and grows it."""
 

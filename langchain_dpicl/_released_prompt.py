@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.runnables import RunnableConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released import ReleasedDemonstrations, epsilon_of
@@ -45,7 +46,7 @@ _TEMPLATE_OPTIONS = (
 )
 
 
-class ReleasedPrompt(BaseModel):
+class ReleasedPrompt(HidesInput):
     """What both templates share: the release they carry, and the ways to get one."""
 
     examples: list[dict[str, Any]] | None = None
@@ -62,10 +63,10 @@ class ReleasedPrompt(BaseModel):
 
     model_config = TEMPLATE_CONFIG
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Refuses templating languages that can run code, then does what the stock class does."""
         _refuse_other_formats(kwargs.get("template_format", "f-string"), kwargs.get("example_prompt"))
-        super().__init__(**kwargs)
+        super().__init__(*args, **kwargs)
         if self.privacy_report:
             epsilon_of(self.privacy_report)
             if self.example_selector is not None:
@@ -332,11 +333,7 @@ class ReleasedPrompt(BaseModel):
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
         ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
-        try:
-            return cls(examples=[], example_prompt=example_prompt, **ends, **options)
-        except ValidationError as error:
-            problems = [f"{'.'.join(map(str, e['loc'])) or cls.__name__}: {e['msg']}" for e in error.errors()]
-        raise ConfigurationError("; ".join(problems) + ". See the fields of the stock LangChain template.")
+        return cls(examples=[], example_prompt=example_prompt, **ends, **options)
 
     @classmethod
     def _checked(

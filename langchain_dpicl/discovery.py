@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_counts
@@ -25,6 +26,7 @@ from langchain_dpicl.released_counts import ReleasedCounts
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 
 
+@tells_how_to_build()
 class _Counting(Uncopyable):
     """One release of counts, paid for by one ticket; kept, and so free to ask for again."""
 

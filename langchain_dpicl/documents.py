@@ -18,6 +18,7 @@ from langchain_core.document_loaders import BaseLoader
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
@@ -41,6 +42,7 @@ PLACE_KEY = "topic"
 """The field that holds the topic of a document, if no other name is given."""
 
 
+@tells_how_to_build()
 class DocumentSynthesizer(Uncopyable):
     """Turns private documents into synthetic ones by topic, once; whatever searches them afterwards is free.
 

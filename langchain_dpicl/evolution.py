@@ -15,6 +15,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._candidates import PublicModel
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._evolution_checkpoint import Checkpoint
 from langchain_dpicl._evolution_population import Population, Selection, Survival
 from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
@@ -39,6 +40,7 @@ from langchain_dpicl.samples import Record
 from langchain_dpicl.writing import DEFAULT_STOP, check_example_prompt
 
 
+@tells_how_to_build()
 class PrivateEvolution(Generation[Population]):
     """Evolves differentially private demonstrations without showing any private text to the model that writes them.
 

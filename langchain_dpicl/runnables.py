@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import signature
-from typing import Any, NoReturn, Protocol, SupportsIndex
+from typing import Any, Generic, NoReturn, Protocol, SupportsIndex
 
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from langchain_core.runnables.utils import AnyConfigurableField, Input, Output
 from pydantic import ConfigDict, Field
 from typing_extensions import override
 
+from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl._wrappers import PassesOurErrors
 from langchain_dpicl.callbacks import may_wait, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError
@@ -59,7 +60,7 @@ class _Step:
         return self._call(given, **kwargs)
 
 
-class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
+class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, Output], Generic[Input, Output]):
     """Base of Runnables that charge a budget for each answer.
 
     Formal guarantees:
@@ -80,7 +81,7 @@ class ChargingRunnable(PassesOurErrors, RunnableSerializable[Input, Output]):
     share: Any = Field(exclude=True, repr=False)
     """Where `pay` takes tickets from."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, hide_input_in_errors=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     @abstractmethod
     def _answer(self, given: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:

@@ -17,6 +17,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 from typing_extensions import override
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl.asking import public_text
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
@@ -34,6 +35,7 @@ _CARRIERS = (str, PromptValue, BaseMessage, Document)
 """What a chain hands on in place of a text."""
 
 
+@tells_how_to_build()
 class SoftPromptClassifier(Runnable[Any, str]):
     """Labels texts with released soft prompts: by label words, or by a sequence-classification head.
 

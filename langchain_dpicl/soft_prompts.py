@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._optimizers import Optimizer, OptimizerName, Schedule
 from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
 from langchain_dpicl._training_options import ExampleFields, Validation
@@ -32,6 +33,7 @@ _BLOCKS = 20
 """Reservations of a run without a given `reserve_steps`."""
 
 
+@tells_how_to_build("PromptDPSGD(model, ...).train(private, budget=..., epsilon=..., expected_batch_size=..., ...)")
 class PromptDPSGD:
     r"""Trains the numbers of a prompt on private examples; the model stays frozen, to the byte.
 

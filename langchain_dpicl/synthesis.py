@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
@@ -35,6 +36,7 @@ from langchain_dpicl.working import check_reached
 from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_texts, make_script, write_draft
 
 
+@tells_how_to_build()
 class DemonstrationSynthesizer(Generation[Draft]):
     """Generates differentially private demonstrations, once, for use for ever.
 
