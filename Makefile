@@ -25,10 +25,13 @@ EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
 DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz)
 RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
 CORPUS ?= ../shared/corpus
-PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/constraints.txt
-STAMP = pyproject.toml tests/constraints.txt
+# Environments beside that of the tests take the newest versions that pyproject.toml allows, and the torch of the tests.
+PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
+# The environment of the tests is installed from tests/constraints.txt: every package at one version, by its hashes.
+LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
+STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation cassettes server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -163,11 +166,27 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	.venv/bin/python -m pip install $(PIP) -e '.[plot]'
 	touch $@
 
-.venv-test/.ready: $(STAMP)
+# pip first, because it installs the others. torch comes without hashes: some machines have a file of their own for it,
+# and what it needs differs with the file. The build backend is in the lock, so nothing else is fetched to build.
+.venv-test/.ready: $(STAMP) tests/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-test
-	.venv-test/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
-	.venv-test/bin/python -m pip install $(PIP) -e '.[plot]' --group test --group lint
+	sed -n '/^pip==/,/[^\\]$$/p' tests/constraints.txt > .venv-test/pip.txt
+	.venv-test/bin/python -m pip install $(LOCKED) .venv-test/pip.txt
+	.venv-test/bin/python -m pip install $(LOCKED) tests/constraints.txt
+	.venv-test/bin/python -m pip install $(PIP) torch
+	.venv-test/bin/python -m pip install $(PIP) --no-deps --no-build-isolation -e .
+	.venv-test/bin/python -m pip check
+	touch $@
+
+lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of every package of the tests, for Python 3.11 and newer, with hashes
+	.venv-lock/bin/uv pip compile pyproject.toml tests/lock.in --extra plot --group test --group lint --excludes tests/torch.txt \
+	  --universal --python-version 3.11 --no-config --upgrade --generate-hashes \
+	  --no-header --no-annotate --quiet --output-file tests/constraints.txt
+
+.venv-lock/.ready:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install $(PIP) uv
 	touch $@
 
 .venv-docs/.ready: $(STAMP)
@@ -186,4 +205,4 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	touch $@
 
 clean:
-	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-leaks-* build dist out .coverage
+	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-lock .venv-leaks-* build dist out .coverage

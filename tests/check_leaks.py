@@ -37,7 +37,8 @@ from tests.leaks.table import Column, cell_from, column, faults, markdown, text 
 
 LOWEST = ROOT / ".venv-leaks-lowest"
 NEWEST = ROOT / ".venv-leaks-newest"
-CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+LOCK = ROOT / "tests" / "constraints.txt"
+TORCH = ROOT / "tests" / "torch.txt"
 OUT = ROOT / "out" / "leaks.md"
 
 PROCESSES = (("plain",), ("sdk", "telemetry"), ("sentry",))
@@ -119,13 +120,13 @@ def environment(folder: Path, wanted: Sequence[str]) -> Path:
       Its interpreter.
     """
     python, stamp = folder / "bin" / "python", folder / "made-of"
-    contents = [(ROOT / "pyproject.toml").read_text(), CONSTRAINTS.read_text(), sys.version, str(ROOT), *PACKAGES]
+    contents = [(ROOT / "pyproject.toml").read_text(), LOCK.read_text(), sys.version, str(ROOT), *PACKAGES]
     made_of = hashlib.sha256("\n".join([*contents, *wanted]).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != made_of:
         must(run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder))
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (own / "others.pth").write_text("\n".join(PACKAGES))  # they come after its own, and pip leaves them alone
-        must(run(*PIP, "--python", python, "install", *QUICKLY, "-c", CONSTRAINTS, *wanted))
+        must(run(*PIP, "--python", python, "install", *QUICKLY, "-c", TORCH, *wanted))
         stamp.write_text(made_of)
     return python
 

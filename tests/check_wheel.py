@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 8_000_000
-CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+LOCK = ROOT / "tests" / "constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHECK = '[{"id": "A", "mechanisms": [{"type": "gaussian", "noise_multiplier": 1, "count": 1}], "adjacency": "any", "delta": 1e-5}]'
 # Behind the README's code: the extra that it installs, every public name, and a ledger made and checked by the command.
@@ -53,11 +53,18 @@ def readme(language: str) -> str:
     return found.group(1)
 
 
-def built(work: Path, pip: tuple[str | Path, ...]) -> tuple[Path, Path]:
+def versions(work: Path) -> Path:
+    """Writes the versions of the lock; without its hashes, because pip asks for all or none and the wheel has none yet."""
+    constraints = work / "versions.txt"
+    constraints.write_text(re.sub(r" \\\n +--hash=\S+", "", LOCK.read_text()))
+    return constraints
+
+
+def built(work: Path, install: tuple[str | Path, ...]) -> tuple[Path, Path]:
     """Builds the source archive, and from it the wheel; both are complete and of a size that can be published."""
     tools = work / "tools"  # not in the environment, which stays empty
-    run(*pip, "install", "-q", "--target", tools, *PROJECT["build-system"]["requires"], cwd=work)
-    hatch = (pip[0], "-m", "hatchling", "build", "-d", work / "dist", "-t")
+    run(*install, "--target", tools, *PROJECT["build-system"]["requires"], cwd=work)
+    hatch = (install[0], "-m", "hatchling", "build", "-d", work / "dist", "-t")
     run(*hatch, "sdist", cwd=ROOT, path=tools)
     [source] = (work / "dist").glob("*.tar.gz")
     with tarfile.open(source) as archive:
@@ -93,13 +100,12 @@ def main() -> int:
         env = work / "env"
         run(sys.executable, "-m", "venv", env, cwd=work)
         python = env / "bin" / "python"
-        pip = (python, "-m", "pip", "--disable-pip-version-check")
-        wheel, source = built(work, pip)
+        install = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", versions(work))
+        wheel, source = built(work, install)
         wanted = re.search(r'pip install "langchain-dpicl(\[[a-z,]+\])"', readme("bash"))
         if wanted is None:
             sys.exit("README.md: expected a pip install block")
-        quickly = ("-q", "--no-compile", "-c", CONSTRAINTS)
-        run(*pip, "install", *quickly, f"{wheel}{wanted.group(1)}", cwd=work)
+        run(*install, "--no-compile", f"{wheel}{wanted.group(1)}", cwd=work)
         (work / "quickstart.py").write_text(readme("python") + MORE)
         shown = run(python, "quickstart.py", cwd=work)
         version, place = shown.splitlines()[-1].split()
