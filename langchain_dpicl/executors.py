@@ -122,7 +122,7 @@ class _Flight:
     work: str
     job: Any
     run: object
-    since: float = field(default_factory=time.monotonic)
+    since: float
 
 
 class Executor(ABC):
@@ -287,7 +287,7 @@ class _Run(Generic[Job]):
                 self._fly(executor._do(hand.handle, self.key, job), hand, job)  # noqa: SLF001
 
     def _fly(self, awaited: Any, hand: Hand, job: Any) -> None:
-        self.executor._flights[awaited] = _Flight(hand, self.key, job, self)  # noqa: SLF001
+        self.executor._flights[awaited] = _Flight(hand, self.key, job, self, time.monotonic())  # noqa: SLF001
 
     def _next(self) -> Job | None:
         if self.waiting:

@@ -219,6 +219,32 @@ class TestAWorkerThatDies:
         assert made.finished
         assert crew.hired == 2
 
+    def test_late_in_a_run_whose_replacement_never_begins_stops_it_after_the_time_to_start(self, house: House) -> None:
+        """In simulated seconds alone: neither a busy machine nor how long ago it was started may count."""
+        clock, died, look = Clock(), 2000.0, 10.0
+
+        def dies(number: int, job: Any) -> bool:
+            clock.now += died * (number == 4)
+            return number == 4
+
+        crew = house.crew(num_workers=1, dies=dies)
+        ready = crew._ready
+
+        def never(awaited: Any, seconds: float) -> Any:
+            if crew.hired == 1:
+                return ready(awaited, seconds)
+            clock.now += look
+            return ()
+
+        with (
+            patch("langchain_dpicl.executors.time", clock),
+            patch.object(crew, "_ready", never),
+            pytest.raises(SynthesisInterruptedError, match="no worker has begun"),
+        ):
+            house.synthesizer(crew).run(progress=False)
+        assert died + crew.start_timeout < clock.now <= died + crew.start_timeout + look
+        assert crew.hired == crew.dismissed + 1 == 2
+
     def test_that_never_comes_leaves_nothing_behind_that_stops_the_next_run(self, house: House) -> None:
         crew = house.crew()
         with (
