@@ -31,7 +31,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -91,6 +91,9 @@ faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, 
 mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of the vault: who notices (or ARGS=--all, ARGS="--again")
 	.venv-test/bin/python -m pip install $(PIP) --group mutation
 	.venv-test/bin/python tests/check_mutation.py $(ARGS)
+
+fuzz: .venv-test/.ready  ## files of every kind, changed at random: readers raise our errors, or read what was written (or CASES=200000, SEED=...)
+	FUZZ_CASES=$(or $(CASES),20000) FUZZ_SEED=$(or $(SEED),0) .venv-test/bin/pytest -q -s --timeout 7200 tests/unit_tests/test_fuzzed_files.py
 
 notebooks: .venv-test/.ready  ## examples/notebooks on real kernels, whole; what came out is in out/notebooks (or ARGS=quickstart)
 	.venv-test/bin/python -m pip install $(PIP) --group notebooks

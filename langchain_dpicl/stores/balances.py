@@ -365,7 +365,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     """Turns what SQLite raises into errors of a ledger, which refuse; none quotes a row."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a text with a flipped bit
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         words = getattr(error, "sqlite_errorname", type(error).__name__)
     else:

@@ -1,0 +1,376 @@
+"""Every reader of the package's files, on files that were changed at random: our errors, or the content that was written.
+
+`make fuzz` plays more cases. A failure names the seed and the case, which play again with FUZZ_SEED and FUZZ_CASES.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+
+from langchain_dpicl import (
+    Budget,
+    DemonstrationSynthesizer,
+    DocumentSynthesizer,
+    PrivateExamples,
+    PromptPATELabeler,
+    SoftPrompt,
+    ValueDiscovery,
+    _released_files,
+    verify_report,
+)
+from langchain_dpicl._cli_inputs import read_json
+from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
+from langchain_dpicl._evolution_checkpoint import Checkpoint as EvolutionCheckpoint
+from langchain_dpicl._evolution_population import Population
+from langchain_dpicl._ledger_checks import check_ledger, read_receipts
+from langchain_dpicl._ledger_files import export_lines, read_export
+from langchain_dpicl._training_checkpoint import Checkpoint
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.ledger import Ticket
+from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
+from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.stores.memos import MemoKey
+from tests import evolution_doubles, gradient_doubles, labelling_doubles
+from tests.pate_games import free_price
+from tests.sealed_files import sealed
+
+CASES = int(os.environ.get("FUZZ_CASES", "2000"))
+SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
+WORDS = (" my", " card")
+OTHERS: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 0.5, -0.0, 1e308, 5e-324, 10**30, -(2**63), 2**63, "", "a", "\x00", "\ud800"),
+    *("../..", "{0.__class__}", [], {}, [[]], [None], ["a"] * 500, {"lc": 1, "type": "secret", "id": ["HOME"]}),
+)
+SPELLED = ("NaN", "-Infinity", "1e400", "9" * 5000, "[" * 50_000 + "]" * 50_000, '{"a":' * 2000 + "1" + "}" * 2000)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is read, and how.
+
+    Attributes:
+      files: content by name.
+      read: reads the folder; returns what was read in a form that can be compared.
+      epsilon: of what was read; None: it has none.
+      is_bound: whether what is read has to be what was written; False: nothing but the kind of error is of interest.
+    """
+
+    files: Mapping[str, bytes]
+    read: Callable[[Path], Any]
+    epsilon: Callable[[Any], float] | None = None
+    is_bound: bool = True
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value inside of a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def near(value: Any, coins: random.Random) -> Any:
+    """A value that looks like it."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return coins.choice([value + 1, -value - 1, value * 2 + 1, str(value), [value], value + 0.25])
+    if isinstance(value, str):
+        return coins.choice([value + " ", value + "\x00", value[:-1] + "?", value[::-1] + "x", [value], {value: value}])
+    if isinstance(value, list):
+        return coins.choice([value * 2 + [None], value[1:] if value else [0], {"0": value}])
+    return coins.choice([[value], {**value, "more": 1}, dict(list(value.items())[1:]) if value else {"a": 1}])
+
+
+def changed_json(text: bytes, coins: random.Random, *, is_sealed: bool) -> bytes:
+    """The JSON text with one value changed, moved, doubled or taken away; perhaps with a content digest that fits."""
+    whole = json.loads(text)
+    path = coins.choice(list(places(whole)))
+    holder = whole
+    for key in path[:-1]:
+        holder = holder[key]
+    key, way = path[-1], coins.random()
+    if way < 0.15:
+        del holder[key]
+    elif way < 0.25:
+        doubled = copy.deepcopy(holder[key])
+        holder.append(doubled) if isinstance(holder, list) else holder.update({f"{key}x": doubled})
+    elif way < 0.55:
+        holder[key] = near(holder[key], coins)
+    elif way < 0.85:
+        holder[key] = copy.deepcopy(coins.choice(OTHERS))
+    else:
+        holder[key] = "@here@"
+        return json.dumps(whole).replace('"@here@"', coins.choice(SPELLED)).encode()
+    if is_sealed and isinstance(whole, dict):
+        try:
+            whole = sealed(whole)
+        except (TypeError, ValueError, RecursionError):
+            return json.dumps(whole).encode()
+    return json.dumps(whole).encode()
+
+
+def changed_bytes(content: bytes, coins: random.Random) -> bytes:
+    """The bytes with some flipped, cut, doubled, added or put in another encoding."""
+    place, way = coins.randrange(len(content)), coins.randrange(8)
+    if way < 3:
+        flipped = bytearray(content)
+        for _ in range(coins.choice([1, 1, 3])):
+            flipped[coins.randrange(len(flipped))] ^= 1 << coins.randrange(8)
+        return bytes(flipped)
+    return (
+        content[:place],
+        content[:place] + content[place + coins.randrange(1, 9) :],
+        content[: place + 40] + content[place:],
+        content + coins.randbytes(coins.randrange(1, 40)),
+        coins.choice([b"\xef\xbb\xbf" + content, content.decode("latin-1").encode("utf-16"), coins.randbytes(200)]),
+    )[way - 3]
+
+
+def is_json(content: bytes) -> bool:
+    try:
+        return isinstance(json.loads(content), dict | list)
+    except (ValueError, RecursionError):
+        return False
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def house() -> Budget:
+    return Budget(epsilon=1e4, delta=1e-4)
+
+
+def kept(made: Any) -> Target:
+    """What is kept as one file of JSON."""
+    kind = type(made)
+
+    def read(folder: Path) -> Any:
+        return kind.load(folder / "file")
+
+    return Target({"file": made.to_json().encode()}, read, epsilon=lambda found: found.epsilon)
+
+
+def released() -> dict[str, Target]:
+    """One release of each kind."""
+    engine = FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS)
+    writing: dict[str, Any] = {"llm": engine, "noise_multiplier": 2.0}
+    demonstrations = DemonstrationSynthesizer.from_private_examples(
+        labelling_doubles.examples(), budget=house(), max_tokens=2, public_top_k=None, epsilon=4.0, **writing
+    )
+    labels = PromptPATELabeler.from_private_examples(
+        labelling_doubles.examples(),
+        llm=FakeBackend(labelling_doubles.by_query, vocabulary=[" card", " transfer"]),
+        public_inputs=["a card", "x"],
+        budget=house(),
+        num_slots=4,
+        calibrate=False,
+        epsilon=50.0,
+        noise_multiplier=2.0,
+    )
+    notes = [Document(f"card {number}", metadata={"source": str(number)}) for number in range(400)]
+    documents = DocumentSynthesizer.from_private_documents(
+        notes,
+        public_size=400,
+        unit_key="source",
+        vocabulary=("card", "cash"),
+        budget=house(),
+        num_topics=1,
+        documents_per_topic=1,
+        max_tokens=2,
+        epsilon=90.0,
+        **writing,
+    )
+    counted = PrivateExamples([{"text": f"v{number % 3}"} for number in range(600)], public_size=600)
+    counts = ValueDiscovery.from_private_examples(counted, "text", budget=house(), epsilon=8.0)
+    made = [one.run(progress=False) for one in (demonstrations, labels, documents)]
+    return {type(one).__name__: kept(one) for one in (*made, counts.run())}
+
+
+def trained(folder: Path) -> dict[str, Target]:
+    """A prompt, and the checkpoint of its training."""
+    path = folder / "state"
+    prompt = gradient_doubles.prepared(checkpoint=path, steps=2).run(progress=False)
+    prompt.save(folder / "prompt")
+    files = {one.name: one.read_bytes() for one in (folder / "prompt").iterdir()}
+
+    def state(place: Path) -> Any:
+        found = Checkpoint.load(place / "file")
+        arrays = (found.state.weights, *found.state.moments)
+        return [found.public, found.component, found.state.step, *(np.asarray(one).tobytes() for one in arrays)]
+
+    return {
+        "SoftPrompt": Target(files, SoftPrompt.load, epsilon=lambda found: found.epsilon),
+        "training checkpoint": Target({"file": path.read_bytes()}, state),
+    }
+
+
+def gone_on_with(folder: Path) -> dict[str, Target]:
+    """The checkpoints of an evolution and of documents."""
+    path, budget = folder / "evolution", evolution_doubles.budget_of()
+    private = PrivateExamples(evolution_doubles.RECORDS, public_size=len(evolution_doubles.RECORDS))
+    made = evolution_doubles.evolution(private=private, budget=budget, checkpoint=path, component="e")
+    made.run(progress=False)
+    share, terms = made._share, json.loads(path.read_text())["terms"]
+
+    def evolved(place: Path) -> Any:
+        populations = [Population(one.label, 2) for one in made._items]
+        EvolutionCheckpoint(place / "file", terms).restore(populations, share)
+        return [(one.survivors, one.votes, one.history) for one in populations]
+
+    documents = DocumentsCheckpoint(folder / "documents", {"component": "d"})
+    documents.save([("card", 12)], [])
+    written = (folder / "documents").read_bytes()
+    return {
+        "evolution checkpoint": Target({"file": path.read_bytes()}, evolved),
+        "documents checkpoint": Target(
+            {"file": written}, lambda place: DocumentsCheckpoint(place / "file", {"component": "d"}).read()
+        ),
+    }
+
+
+def reported(folder: Path) -> dict[str, Target]:
+    """A ledger's report, export and receipts, as commands read them; and its anchor."""
+    budget = Budget(epsilon=4.0, delta=1e-6, store=InMemoryStore())
+    taken = budget.declare("x", tickets=[Ticket("q", PureEvent(0.1), max_count=3)], epsilon=1.0).reserve("q")
+    budget.declare("y", tickets=[Ticket("q", PureEvent(0.1), max_count=3)], epsilon=1.0)
+    report = budget.report().to_json().encode()
+    lines = "\n".join(export_lines(budget._store)).encode() + b"\n"
+    receipt = {"ledger_id": taken.ledger_id, "entry": taken.entry, "entry_hash": taken.entry_hash}
+    FileAnchor.new(folder / "anchor").write("ab" * 16, 5, "cd" * 32)
+
+    def verified(place: Path) -> Any:
+        found = verify_report(read_json(place / "file"))
+        if not found.ok:
+            raise ConfigurationError(found.problems[0])
+        return read_json(place / "file")
+
+    def exported(place: Path) -> Any:
+        store = read_export(place / "file")
+        found = check_ledger(store)
+        if found.problems:
+            raise ConfigurationError(found.problems[0])
+        return [store.header(), *store.records()]
+
+    return {
+        "report": Target({"file": report}, verified),
+        "export": Target({"file": lines}, exported),
+        "receipts": Target(
+            {"file": json.dumps([receipt]).encode()}, lambda p: read_receipts(p / "file"), is_bound=False
+        ),
+        "anchor": Target({"file": (folder / "anchor").read_bytes()}, lambda p: FileAnchor(p / "file").read("ab" * 16)),
+    }
+
+
+def databases(folder: Path) -> dict[str, Target]:
+    """Files of SQLite; a number that was flipped in one is not known, so kinds of errors alone are of interest."""
+    memo, key = SQLiteMemo(folder / "memo"), MemoKey("s" * 64, "t" * 64, "q" * 64)
+    memo.remember(key, "[1, 2]")
+    balances = SQLiteBalances(folder / "balances")
+    balances.take_up({"participations": 1}, lambda: {"entry": 1})
+    balances.debit(["unit"], 0)
+    store = SQLiteStore.new(folder / "ledger")
+    Budget(epsilon=1.0, delta=1e-6, store=store).close()
+
+    def debited(place: Path) -> Any:
+        found = SQLiteBalances(place / "file")
+        found.paid_by({"participations": 1})
+        return found.debit(["unit", "another"], 1)
+
+    def opened(place: Path) -> Any:
+        budget = Budget.open(SQLiteStore(place / "file"))
+        try:
+            return budget.verify()
+        finally:
+            budget.close()
+
+    reads = {"memo": lambda p: SQLiteMemo(p / "file").recall(key), "balances": debited, "ledger": opened}
+    return {name: Target({"file": (folder / name).read_bytes()}, read, is_bound=False) for name, read in reads.items()}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Target]]:
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        made = released()
+        patch.setattr(accounting, "epsilon_bound", free_price)
+        yield {**made, **trained(folder), **gone_on_with(folder), **reported(folder), **databases(folder)}
+
+
+# -- the game ----------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, files: Mapping[str, bytes]) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def shown(found: Any) -> Any:
+    return found.to_json() if hasattr(found, "to_json") else found
+
+
+def play(target: Target, right: Any, folder: Path, coins: random.Random) -> str:
+    """Reads a changed file; returns what came of it, or fails."""
+    name = coins.choice(sorted(target.files))
+    content, is_sealed = target.files[name], coins.random() < 0.5
+    as_json = is_json(content) and coins.random() < 0.65
+    changed = changed_json(content, coins, is_sealed=is_sealed) if as_json else changed_bytes(content, coins)
+    try:
+        found = target.read(written(folder, {**target.files, name: changed}))
+    except DPICLError:
+        return "refused"
+    if as_json and is_sealed and target.epsilon is not None:  # who writes the digest anew still claims no less
+        assert target.epsilon(found) >= target.epsilon(right), f"epsilon {target.epsilon(found)} was read"
+        return "rewritten"
+    if as_json and is_sealed:
+        return "rewritten"
+    assert not target.is_bound or shown(found) == shown(right), f"{name}: another content was read"
+    return "same"
+
+
+def test_a_changed_file_is_refused_or_read_as_it_was_written(targets: dict[str, Target], tmp_path: Path) -> None:
+    right = {name: target.read(written(tmp_path / "x", target.files)) for name, target in targets.items()}
+    seen: Counter[tuple[str, str]] = Counter()
+    for case in range(CASES):
+        name = sorted(targets)[case % len(targets)]
+        coins = random.Random(f"{SEED} {case}")
+        try:
+            seen[name, play(targets[name], right[name], tmp_path / "x", coins)] += 1
+        except Exception as error:
+            pytest.fail(f"FUZZ_SEED={SEED}, case {case}, {name}: {type(error).__name__}: {str(error)[:300]}")
+    print(f"FUZZ_SEED={SEED}", dict(sorted(seen.items())))
+    assert all(seen[name, "refused"] for name in targets)
+
+
+@pytest.mark.parametrize("name", ["ReleasedDemonstrations", "SoftPrompt", "training checkpoint"])
+def test_readers_that_compare_no_digest_are_caught(
+    name: str, targets: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_released_files, "content_problems", lambda state: ())
+    right = targets[name].read(written(tmp_path / "x", targets[name].files))
+    with pytest.raises(AssertionError, match="another content was read"):
+        for case in range(1000):
+            play(targets[name], right, tmp_path / "x", random.Random(case))
