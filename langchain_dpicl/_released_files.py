@@ -113,7 +113,7 @@ class KeptAsJson(ABC):
 
     @abstractmethod
     def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
 
     @classmethod
     @abstractmethod

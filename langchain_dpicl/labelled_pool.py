@@ -255,7 +255,10 @@ class LabelledPool(KeptAsJson):
         )
 
     def to_json(self) -> str:
-        """Returns the JSON text, one entry per line; `from_json` reads it back to an equal object."""
+        """Returns the JSON text, one entry per line.
+
+        `from_json` reads it back to an equal object if the report is one of this package.
+        """
         return _FORM.text(
             {
                 "entries": [entry.to_dict() for entry in self.entries],

@@ -58,7 +58,7 @@ class ReleasedDemonstrations(KeptAsJson):
         return epsilon_of(self.report)
 
     def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
         return _FORM.text({"examples": list(self.examples), "report": self.report, "plan": self.plan})
 
     @classmethod

@@ -173,7 +173,7 @@ class ReleasedCounts(KeptAsJson):
         return made
 
     def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
         return _FORM.text({"counts": list(self.counts.items()), "plan": self.plan, "report": self.report})
 
     @classmethod

@@ -185,7 +185,7 @@ class SyntheticDocuments(KeptAsJson):
         return self.to_vector_store(embedding=embedding).as_retriever(**search)
 
     def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object."""
+        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
         state = {
             "documents": [dataclasses.asdict(text) for text in self.texts],
             "topics": [list(pair) for pair in self.topics],

@@ -32,6 +32,7 @@ from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released import ReleasedDemonstrations
+from tests.sealed_files import paid, sealed
 
 CANARY = "canary-7f3a-private"
 LINE = PromptTemplate.from_template("Ticket: {text}\nQueue: {queue}")
@@ -42,7 +43,7 @@ EXAMPLES = [
     {"text": "card {expired}", "queue": "card"},
     {"text": "iban?", "queue": "transfer"},
 ]
-REPORT = {"private": True, "epsilon": 1.5, "delta": 1e-6, "adjacency": "add_remove"}
+REPORT = paid(1.5)
 PLAN = {"mechanism": "gumbel", "label_key": "queue"}
 RELEASED = ReleasedDemonstrations(tuple(EXAMPLES), REPORT, PLAN)
 TASK = {"prefix": "Sort {kind}.", "suffix": "Ticket: {input}\nQueue:"}
@@ -378,7 +379,7 @@ def test_a_stranger_s_file_is_refused_or_inert(tmp_path):
         DPFewShotPromptTemplate.from_released(path, example_prompt=LINE, **TASK)
     hostile = json.loads(RELEASED.to_json())
     hostile["report"]["x"] = {"lc": 1, "type": "secret", "id": ["KEY"]}
-    path.write_text(json.dumps(hostile))
+    path.write_text(json.dumps(sealed(hostile)))
     prompt = DPFewShotPromptTemplate.from_released(path, example_prompt=LINE, **TASK)
     assert prompt.privacy_report["x"]["id"] == ["KEY"]
 
