@@ -101,10 +101,11 @@ def requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
     wanted = [one for one in asked if OBSERVERS.match(one)]
-    return [re.sub(r">=([\d.]+).*", r"==\1", one) if _name(one) in FLOORS else one for one in wanted]
+    return [re.sub(r">=([\d.]+).*", r"==\1", one) if name_of(one) in FLOORS else one for one in wanted]
 
 
-def _name(requirement: str) -> str:
+def name_of(requirement: str) -> str:
+    """Returns the package that a requirement names."""
     return re.split(r"[<>=\[ ]", requirement)[0]
 
 

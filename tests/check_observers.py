@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.check_leaks import environment  # noqa: E402
+from tests.check_leaks import environment, name_of  # noqa: E402
 from tests.leaks.observers.listed import OBSERVERS  # noqa: E402
 from tests.leaks.observers.registry import Observer  # noqa: E402
 from tests.leaks.observers.words import NO_PROOF, Row, faults, text, word  # noqa: E402
@@ -46,11 +46,6 @@ def groups() -> dict[str, list[str]]:
     """Returns the dependency groups of pyproject.toml."""
     found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     return found
-
-
-def name_of(requirement: str) -> str:
-    """Returns the package that a requirement names."""
-    return requirement.partition(">=")[0].partition("[")[0]
 
 
 def python_of(one: Observer) -> Path | str:

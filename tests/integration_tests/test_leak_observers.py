@@ -152,13 +152,23 @@ def test_the_table_tells_what_did_not_run_and_why() -> None:
         ),
         Row("lost", trouble="not installed: no such release"),
         Row("quiet", {}, [cell(Verdict("-", "3 records"), voting=Verdict("-"))]),
-        Row("shut", {}, [cell(voting=Verdict("x", "UnsilencableModelError: shut stands before create"))]),
+        Row(
+            "shut",
+            {},
+            [
+                cell(
+                    voting=Verdict(
+                        "x", "UnsilencableModelError: shut stands before create and would see the prompts; stop"
+                    )
+                )
+            ],
+        ),
     ]
     told = text(rows)
-    for part in ("package 1.0", "RV / nothing seen", "RV / LEAKED R", "not run: not installed: no such release"):
+    for part in ("seen: package 1.0", "RV / nothing seen", "RV / LEAKED R", "lost: not installed: no such release"):
         assert told.count(part) == 1
-    assert "quiet, OpenAI: no proof; 3 records" in told
-    assert "shut, OpenAI: UnsilencableModelError: shut stands before create" in told
+    assert "quiet, OpenAI: no proof, naive: 3 records" in told
+    assert "shut, OpenAI: UnsilencableModelError: shut stands before create\n" in f"{told}\n"
 
 
 def test_a_refusal_by_another_name_is_none() -> None:
@@ -189,7 +199,7 @@ class TestTheList:
     def test_every_requirement_of_the_group_belongs_to_an_observer(self) -> None:
         groups = check_observers.groups()
         used = {name for one in OBSERVERS for name in one.needs}
-        assert {check_observers.name_of(line) for line in groups["observers"]} <= used
+        assert {check_leaks.name_of(line) for line in groups["observers"]} <= used
 
 
 class TestTheCheck:

@@ -94,8 +94,9 @@ def laminar() -> Eyes:
     return Eyes(lambda: bodies, Laminar.flush)
 
 
-# Its integrations import importlib_metadata, which it does not ask for.
-@observer("langtrace.init()", "langtrace-python-sdk", "importlib-metadata", called=["langtrace_python_sdk"])
+@observer(
+    "langtrace.init()", "langtrace-python-sdk", "importlib-metadata", "setuptools", called=["langtrace_python_sdk"]
+)
 def langtrace_sdk() -> Eyes:
     os.environ.update(LANGTRACE_ERROR_REPORTING="False")
     from langtrace_python_sdk import langtrace

@@ -70,36 +70,49 @@ def faults(rows: Sequence[Row]) -> list[str]:
 def text(rows: Sequence[Row]) -> str:
     """The table for a terminal and for a file."""
     entries = list(dict.fromkeys(cell.entry for row in rows for cell in row.cells))
-    table = [["observer", "versions", "model", *entries]]
+    table = [["observer", "model", *entries]]
     for row in rows:
         table += _lines(row, entries)
     sizes = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     lines = ["  ".join(part.ljust(size) for part, size in zip(line, sizes, strict=True)).rstrip() for line in table]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], "", LEGEND, "", *_notes(rows)])
+    parts = {"Versions": _versions(rows), "No proof, refused, not run": _reasons(rows)}
+    notes = [line for title, found in parts.items() if found for line in ("", f"{title}:", *found)]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], "", LEGEND, *notes])
 
 
 def _lines(row: Row, entries: Sequence[str]) -> list[list[str]]:
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     if row.trouble:
-        return [[row.observer, versions, f"{NOT_RUN}: {row.trouble}", *("" for _ in entries)]]
-    models = dict.fromkeys(cell.channel for cell in row.cells)
+        return [[row.observer, NOT_RUN, *("" for _ in entries)]]
     by_place = {(cell.channel, cell.entry): shown(cell) for cell in row.cells}
-    lines = [["", "", model, *(by_place.get((model, entry), "") for entry in entries)] for model in models]
-    lines[0][:2] = [row.observer, versions]
-    return lines
+    models = dict.fromkeys(cell.channel for cell in row.cells)
+    return [
+        ["" if number else row.observer, model, *(by_place.get((model, entry), "") for entry in entries)]
+        for number, model in enumerate(models)
+    ]
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
-    """How the refusals are worded, and how much was seen where there is no proof."""
+def _versions(rows: Sequence[Row]) -> list[str]:
+    return [
+        f"  {row.observer}: {', '.join(f'{name} {version}' for name, version in row.versions.items())}"
+        for row in rows
+        if row.versions
+    ]
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """How refusals are worded, without the advice; what the naive chain showed without a proof; what went wrong."""
     told: dict[str, None] = {}
     for row in rows:
+        if row.trouble:
+            told[f"  {row.observer}: {row.trouble}"] = None
         for cell in row.cells:
+            place = f"  {row.observer}, {cell.channel}"
             if word(cell) == NO_PROOF and cell.naive is not None:
-                told[f"  {row.observer}, {cell.channel}: no proof; {cell.naive.note or cell.naive.mark}"] = None
+                told[f"{place}: no proof, naive: {cell.naive.note or cell.naive.mark}"] = None
             for verdict in cell.ours.values():
                 if verdict.mark == REFUSED:
-                    told[f"  {row.observer}, {cell.channel}: {verdict.note}"] = None
-    return ["Notes:", *told] if told else []
+                    told[f"{place}: {verdict.note.partition(' and would see')[0]}"] = None
+    return [*told]
 
 
 def _canaries(mark: str) -> set[str]:
