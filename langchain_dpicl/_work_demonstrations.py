@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.blocks import Block
@@ -100,7 +101,13 @@ class DemonstrationWork:
         if changed or _facts(script) != self.engine:
             raise fail("workplace", "the model that the plan was made with", f"another in {changed or ['engine']}")
         share = declare_share(
-            private, budget, self.plan, component=self.component, epsilon=self.epsilon, public=self.public
+            private,
+            budget,
+            self.plan,
+            component=self.component,
+            epsilon=self.epsilon,
+            public=self.public,
+            seen_by=seen_by(script),
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **found})

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from langchain_dpicl._labelling_options import InputWording
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl._voting_options import VotingTask
+from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.declaring import declare_share
@@ -81,7 +82,13 @@ class LabelWork:
         if changed:
             raise fail("workplace", "the model that the plan was made with", f"another in {changed}")
         share = declare_share(
-            private, budget, self.plan, component=self.component, epsilon=self.epsilon, public=self.public
+            private,
+            budget,
+            self.plan,
+            component=self.component,
+            epsilon=self.epsilon,
+            public=self.public,
+            seen_by=seen_by(rows),
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})

@@ -5,7 +5,7 @@ Knows plans and ledgers; reads no record, makes no call and spends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from langchain_dpicl.curator import check_fixed_size
@@ -51,6 +51,7 @@ def declare_share(
     component: str,
     epsilon: float | None,
     public: Mapping[str, Any],
+    seen_by: Sequence[str] = (),
 ) -> Share:
     """Binds the examples to the budget's ledger and sets the plan's share aside.
 
@@ -64,6 +65,7 @@ def declare_share(
       component: public name, one per share.
       epsilon: the share; None: what the plan costs.
       public: parameters to show in reports.
+      seen_by: who is sent private text, to show in reports; () where nobody is.
 
     Raises:
       ConfigurationError: a public fault.
@@ -83,7 +85,7 @@ def declare_share(
         epsilon=epsilon,
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
-        public=public,
+        public={**public, **({"seen_by": list(seen_by)} if seen_by else {})},
     )
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from langchain_dpicl.privacy.report_text import bound_words, size_words
+from langchain_dpicl.privacy.report_text import bound_words, seen_by, size_words
 from langchain_dpicl.privacy.report_words import DIES, rounded_up
 
 Json = Mapping[str, Any]
@@ -195,6 +195,9 @@ def _words(data: Json) -> Iterator[str]:
         yield f"## {title}"
         yield ""
         yield data[name]
+        if name == "trust" and (hosts := seen_by(data)):
+            yield ""
+            yield "Private text is sent to " + ", ".join(map(code, hosts)) + "."
     yield ""
 
 

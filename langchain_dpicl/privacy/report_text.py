@@ -34,12 +34,21 @@ def _lines(data: Json) -> Iterator[str]:
     yield from _table_lines(data.get("epsilons"))
     yield "  Assumed public: " + "; ".join(data["assumed_public"]) + "."
     yield "  " + data["trust"]
+    if hosts := seen_by(data):
+        yield "  Private text is sent to: " + ", ".join(hosts) + "."
     yield "  " + data["noise_gap"]
     yield "  " + data["digest_means"]
     if versions := data.get("packages"):
         yield "  Made with " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     if not ledger["durable"]:
         yield "  " + DIES
+
+
+def seen_by(data: Json) -> list[str]:
+    """Returns who is sent private text by all components, as they name them; earlier versions did not."""
+    named = [component["public"].get("seen_by") for share in data["shares"] for component in share["components"]]
+    hosts = {host for one in named if isinstance(one, list) for host in one if isinstance(host, str)}
+    return sorted(host for host in hosts if host.isprintable())
 
 
 def size_words(dataset: Json) -> str:

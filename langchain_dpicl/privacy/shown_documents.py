@@ -44,7 +44,7 @@ def document_problems(component: Component, book: Book) -> Iterator[str]:
 
 
 def _document_problems(component: Component, book: Book) -> Iterator[str]:
-    shown, histogram = component.public, _histogram(component)
+    shown, histogram = component.parameters, _histogram(component)
     if set(shown) != _KEYS:
         yield f"shows {sorted(set(shown) ^ _KEYS)} beside or instead of what synthetic documents show"
     check_int("least_units", shown["least_units"], low=1)
@@ -123,8 +123,8 @@ def _released_problems(holder: Any, component: Component | None) -> Iterator[str
     if component is None or not shows_documents(component):
         yield f"documents: {len(texts)} were released, which no component of the report pays for"
         return
-    shown, histogram = component.public, _histogram(component)
-    if canonical_json(dict(plan)) != canonical_json(dict(shown)):
+    shown, histogram = component.parameters, _histogram(component)
+    if canonical_json(dict(plan)) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
     names = [name for name, _ in topics]
     most = len({ticket.label for ticket in component.tickets} - {None})

@@ -219,8 +219,8 @@ def _pool_problems(pool: object, component: Component | None) -> Iterator[str]:
         if released:
             yield f"entries: {released} hold a release, which no component of the report pays for"
         return
-    shown = component.public
-    if canonical_json(_of(pool, "plan")) != canonical_json(dict(shown)):
+    shown = component.parameters
+    if canonical_json(_of(pool, "plan")) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
     if released and not shows_labels(component):
         yield f"entries: {released} hold a release, but {component.name!r} shows no labelling"

@@ -211,6 +211,11 @@ class Component:
         known = sorted({(ticket.template, ticket.label or "") for ticket in self.tickets})
         raise fail("template, label", f"one of {known} (declared by {self.name!r})", (template, label))
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What is shown, without who is sent private text: that is told in reports only, not with what was released."""
+        return {name: value for name, value in self.public.items() if name != "seen_by"}
+
     def changed_terms(self, other: Component) -> list[str]:
         """Returns the names of the terms in which the two differ; `public` is only shown, so it is no term."""
         mine, theirs = self.to_dict(), other.to_dict()

@@ -18,12 +18,21 @@ import urllib3
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import LLM
 from langchain_core.messages import HumanMessage
+from langchain_core.prompts import PromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
 
+from langchain_dpicl.backends.answer_rows import AnswerRows
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, SilentModel, silence
 from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import UnsilencableModelError
+from langchain_dpicl.models import EmbeddedLLM
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.report_text import text_of
+from langchain_dpicl.voting import DPVotingRunnable
 from tests.hostile_provider import TARGET, Served, hostile_provider, redirect
 from tests.live import anthropic_model, labelled, openai_model
 from tests.scripted_models import ScriptedChat, fixed
@@ -361,3 +370,52 @@ class TestSettingsOfTheUser:
                 assert model.hosts == ()  # where a private call goes may depend on its prompt
                 model.ask(request(model, "text"), retry=RETRY)
                 assert model.hosts == (served.root.removeprefix("http://"),)
+
+
+class TestReports:
+    def report(self, model: Any, **options: Any) -> Any:
+        budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6)
+        private = PrivateExamples(
+            [{"text": TARGET, "label": "card"}], label_key="label", labels=("card", "transfer"), public_size=100
+        )
+        DPVotingRunnable.from_private_examples(
+            private,
+            llm=model,
+            budget=budget,
+            epsilon=1.0,
+            max_queries=2,
+            example_prompt=PromptTemplate.from_template("text: {text}\nqueue: {label}"),
+            suffix="text: {input}\nqueue:",
+            **options,
+        )
+        return budget.report()
+
+    def test_name_the_host_and_the_proxy_that_private_text_is_sent_to(self) -> None:
+        with served_as_usual() as proxy:
+            model = openai_model("ChatOpenAI", "http://named.invalid:82/v1", openai_proxy=proxy.root)
+            report = self.report(model, votes="text")
+        hosts = sorted([proxy.root.removeprefix("http://"), "named.invalid:82"])
+        assert report.to_dict()["shares"][0]["components"][0]["public"]["seen_by"] == hosts
+        assert f"Private text is sent to: {', '.join(hosts)}." in report.to_text()
+        assert f"Private text is sent to `{hosts[0]}`, `{hosts[1]}`." in report.to_markdown()
+        assert verify_report(report).ok
+
+    def test_say_so_where_it_stays_in_this_process(self) -> None:
+        assert "Private text is sent to: this process." in self.report(EmbeddedLLM()).to_text()
+
+    def test_of_earlier_versions_name_nobody_and_verify(self) -> None:
+        data = self.report(EmbeddedLLM()).to_dict()
+        del data["shares"][0]["components"][0]["public"]["seen_by"]
+        assert "sent to" not in text_of(data)
+
+    def test_an_engine_of_another_make_is_named(self) -> None:
+        class Foreign:
+            name = "foreign"
+
+            def complete(self, prompts: Any, **_: Any) -> Any:
+                return prompts
+
+            async def acomplete(self, prompts: Any, **_: Any) -> Any:
+                return prompts
+
+        assert seen_by(AnswerRows.__new__(AnswerRows), Foreign()) == ["wherever Foreign sends it"]
