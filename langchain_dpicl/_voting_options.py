@@ -12,7 +12,7 @@ from langchain_dpicl._label_scorers import distinct_texts
 from langchain_dpicl.asking import Query, TaskWording, template_text
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.privacy._validate import check_choice, check_real, fail
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.row_design import RowDesign
@@ -145,8 +145,10 @@ def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
     return chosen
 
 
-def check_flags(*, name: object, progress: object, **flags: object) -> None:
-    """Refuses what is no flag or no name before anything is declared."""
+def check_flags(*, name: object, progress: object, max_query_chars: object = None, **flags: object) -> None:
+    """Refuses what is no flag, no name or no cap before anything is declared."""
+    if max_query_chars is not None:
+        check_int("max_query_chars", max_query_chars, low=1)
     for flag, value in {**flags, "progress": False if progress is None else progress}.items():
         if not isinstance(value, bool):
             raise fail(flag, "True or False" + (", or None" if flag == "progress" else ""), value)

@@ -7,7 +7,7 @@ private record and no mechanism.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, Self, SupportsIndex
@@ -363,6 +363,48 @@ def budget_of(given: Any, name: str) -> Budget:
     raise ConfigurationError(msg)
 
 
+_EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "callbacks": ("a list of handlers or a manager", lambda value: isinstance(value, (list, BaseCallbackManager))),
+    "configurable": ("a mapping", lambda value: isinstance(value, Mapping)),
+    "metadata": ("a mapping", lambda value: isinstance(value, Mapping)),
+    "run_name": ("text", lambda value: isinstance(value, str)),
+    "tags": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(tag, str) for tag in value)),
+}
+
+
+def check_config(config: Any) -> None:
+    """Refuses what is no RunnableConfig before LangChain reads it, as a client that is not trusted may send one.
+
+    Args:
+      config: a mapping, or None.
+
+    Raises:
+      ConfigurationError: it is something else, or one of its members is of another type than LangChain's.
+    """
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
+        raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
+    for key, (expected, is_right) in _EXPECTED.items():
+        value = config.get(key)
+        if value is not None and not is_right(value):
+            raise ConfigurationError(f"config[{key!r}]: expected {expected}, found {type(value).__name__}.")
+    handlers = config.get("callbacks")
+    wrong = (
+        [each for each in handlers if not isinstance(each, BaseCallbackHandler)] if isinstance(handlers, list) else []
+    )
+    if wrong:
+        msg = f"config['callbacks']: expected handlers, found {type(wrong[0]).__name__}."
+        raise ConfigurationError(msg + " Of a budget pass the PrivacyBudgetCallbackHandler, or give budget=.")
+
+
+def check_configs(configs: Any) -> None:
+    """Is `check_config`, for what a batch takes: one config, or a list with one for each input."""
+    for config in configs if isinstance(configs, Sequence) and not isinstance(configs, str) else [configs]:
+        check_config(config)
+
+
 def may_wait(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> bool:
     """Whether the ledger of the budget that is found is on a disk or a server, so that its writes may take a while.
 
@@ -384,13 +426,8 @@ def shown_left(left: Callable[[], int]) -> str:
 
 def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, Budget]:
     """Returns the budgets among the config's handlers, by ledger."""
-    if config is not None and not isinstance(config, Mapping):
-        msg = f"config: expected a RunnableConfig (a mapping) or None, found {type(config).__name__}."
-        raise ConfigurationError(msg + " Pass a budget or handler as budget=.")
+    check_config(config)
     given = None if config is None else config.get("callbacks")
-    if given is not None and not isinstance(given, (list, BaseCallbackManager)):
-        msg = f"config['callbacks']: expected a list of handlers or a manager, found {type(given).__name__}."
-        raise ConfigurationError(msg)
     # Callbacks of a config take the place of the run's, so only without them the run is asked.
     callbacks = ensure_config().get("callbacks") if given is None else given
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", [])

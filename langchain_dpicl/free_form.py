@@ -147,6 +147,7 @@ class DPFreeFormRunnable(QueryRunnable):
         sampling: str = "poisson",
         overfill: float | None = None,
         on_exhausted: Exhausted = "raise",
+        max_query_chars: int | None = None,
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
@@ -194,6 +195,8 @@ class DPFreeFormRunnable(QueryRunnable):
           sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
           overfill: expected units per shot of a slot.
           on_exhausted: "raise", or "zero_shot": the public model's own answer, free, and marked so in the receipt.
+          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
+            before any call. None: as a record's text, `private.max_chars`.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
           memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
             file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
@@ -224,7 +227,7 @@ class DPFreeFormRunnable(QueryRunnable):
         )
         writes = None if is_embedded else answer_template(wording, answer_prompt)
         check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
-        check_flags(name=name, progress=progress, with_receipt=with_receipt)
+        check_flags(name=name, progress=progress, max_query_chars=max_query_chars, with_receipt=with_receipt)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
@@ -263,6 +266,7 @@ class DPFreeFormRunnable(QueryRunnable):
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts, seen_by=told_to)
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
+        options["max_query_chars"] = max_query_chars
         own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
         # Lists that are given decide what an answer can be; in reports they would be too long.
         lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}

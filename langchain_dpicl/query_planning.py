@@ -170,9 +170,21 @@ def checked_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:
 def _pricing_delta(plan: NoisyPlan) -> float:
     left = effective_delta(plan.delta, plan.implementation_delta)
     if left <= 0:
-        gap = f"more than the noise's declared gap {plan.implementation_delta:.3g}"
-        raise fail("delta", gap, plan.delta, "Lower max_queries, or give a larger delta=.")
+        raise _too_many(plan)
     return left
+
+
+def _too_many(plan: NoisyPlan) -> ConfigurationError:
+    """Says how many queries a delta allows: drawing the noise of each takes a part of it."""
+    asked = getattr(plan, "max_queries", None)
+    gap = plan.implementation_delta
+    if asked is None:
+        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
+    possible = int(plan.delta / gap * asked)
+    while possible > 0 and effective_delta(plan.delta, gap / asked * possible) <= 0:
+        possible -= 1
+    advice = f"Drawing the noise of one query takes {gap / asked:.3g} of delta. Ask less, or give a larger delta=."
+    return fail("max_queries", f"at most {max(possible, 0):,} queries at delta {plan.delta:.3g}", asked, advice)
 
 
 def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:

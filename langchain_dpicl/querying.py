@@ -91,6 +91,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     with_receipt: bool = False
     """Whether answers are typed results with a receipt."""
 
+    max_query_chars: int | None = None
+    """Characters of all of a query's variables together; None: the cap of a record's text, `private.max_chars`."""
+
     progress: bool | None = None
     """Whether batches show a bar; None: on a terminal."""
 
@@ -177,6 +180,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         if kwargs:
             raise fail("invoke", "no further arguments", sorted(kwargs))
         query = self.wording.query(given)
+        self._check_length(query)
         tenant = self.tenants.of(config)
         _calls_at_once(config)
         try:
@@ -189,6 +193,12 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
                         gate.__exit__(None, None, None)
         finally:
             self._tick()
+
+    def _check_length(self, query: Query) -> None:
+        """Refuses a long query before a model is asked, as every row would carry it."""
+        most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
+        if (found := sum(map(len, query))) > most:
+            raise fail("input", f"at most {most:,} characters", found, "Shorten the query, or raise max_query_chars.")
 
     def _in_turn(self, tenant: Tenant, query: Query, pay: Pay, config: RunnableConfig) -> Walk[Any]:
         """Answers when no other process is answering the same; without a memo none is known (a walk)."""

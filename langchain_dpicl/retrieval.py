@@ -205,6 +205,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
         min_votes: float | str | None = "noise_floor",
         abstain_label: str = "abstain",
         on_exhausted: Exhausted = "raise",
+        max_query_chars: int | None = None,
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
@@ -255,6 +256,8 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             that nobody takes part in; None: the best label is always the answer.
           abstain_label: the answer where none has enough.
           on_exhausted: after `max_queries`: "raise", or "zero_shot": answer without private documents, free.
+          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
+            before any call. None: as a record's text, `private.max_chars`.
           memo_size: answers remembered per tenant and told again, which debits nobody; 0: none.
           memo: where answers outlive the process; see `DPVotingRunnable`.
           tenant_max_queries: queries per tenant, counted on the ledger; None: as many as there are.
@@ -288,7 +291,13 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             **words,
         )
         check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        check_flags(name=name, progress=progress, with_receipt=with_receipt, with_scores=with_scores)
+        check_flags(
+            name=name,
+            progress=progress,
+            max_query_chars=max_query_chars,
+            with_receipt=with_receipt,
+            with_scores=with_scores,
+        )
         check_floor(task.labels, min_votes, abstain_label)
         text_of_query(task.wording, ("",) * len(task.wording.input_variables))
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
@@ -333,6 +342,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             tenants=tenants,
             memo=None if kept is None else AnswerMemo(kept, scope=told, **memory),
             with_receipt=with_receipt,
+            max_query_chars=max_query_chars,
             progress=progress,
             name=name,
         )

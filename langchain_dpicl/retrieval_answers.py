@@ -130,6 +130,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         example_separator: str = "\n\n",
         abstain_answer: str = "abstain",
         on_exhausted: Exhausted = "raise",
+        max_query_chars: int | None = None,
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
@@ -176,6 +177,8 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
           example_separator: stands between the parts.
           abstain_answer: the answer where nothing stands out of the noise; none of the candidates.
           on_exhausted: after `max_queries`: "raise", or "zero_shot": the public model's own answer.
+          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
+            before any call. None: as a record's text, `private.max_chars`.
           memo_size: answers remembered per tenant and told again, which debits nobody; 0: none.
           memo: where answers outlive the process; see `DPFreeFormRunnable`.
           tenant_max_queries: queries per tenant, counted on the ledger; None: as many as there are.
@@ -205,7 +208,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         wording = wording_of(private, prefix=prefix, separator=example_separator, **shown)
         writes = None if is_embedded else answer_template(wording, answer_prompt)
         _check_public(wording, num_candidates, is_embedded=is_embedded, on_exhausted=on_exhausted)
-        check_flags(name=name, progress=progress, with_receipt=with_receipt)
+        check_flags(name=name, progress=progress, max_query_chars=max_query_chars, with_receipt=with_receipt)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
         ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
@@ -242,6 +245,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         own = IndividualFilter(private, budget=spender, share=share, plan=plan.release, texts=texts, balances=held)
         handles: dict[str, Any] = {"private": private, "budget": spender, "share": share, "plan": plan, "filter": own}
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
+        options["max_query_chars"] = max_query_chars
         answers = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
         handles |= {"wording": wording, "rows": None, "tenants": tenants, "memo": memory_of(kept, told)}
         return cls(**handles, **options, **answers)

@@ -7,7 +7,7 @@ an opaque handle.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import signature
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl._wrappers import PassesOurErrors
-from langchain_dpicl.callbacks import may_wait, resolve_budget
+from langchain_dpicl.callbacks import check_config, check_configs, may_wait, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError
 from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.run_events import RunEvents
@@ -93,11 +93,33 @@ class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, 
 
     @override
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        check_config(config)
         return self._call_with_config(_Step(self._run), input, config, **kwargs)
 
     @override
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        check_config(config)
         return await self._acall_with_config(_Step(self._arun), input, config, **kwargs)
+
+    @override
+    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+        check_configs(config)
+        return super().batch(inputs, config, **options)
+
+    @override
+    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+        check_configs(config)
+        return await super().abatch(inputs, config, **options)
+
+    @override
+    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
+        check_configs(config)
+        return super().batch_as_completed(inputs, config, **options)
+
+    @override
+    def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
+        check_configs(config)
+        return super().abatch_as_completed(inputs, config, **options)
 
     @override
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:

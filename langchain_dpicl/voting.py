@@ -126,6 +126,7 @@ class DPVotingRunnable(QueryRunnable):
         sampling: str = "poisson",
         overfill: float | None = None,
         on_exhausted: Exhausted = "raise",
+        max_query_chars: int | None = None,
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
@@ -174,6 +175,8 @@ class DPVotingRunnable(QueryRunnable):
           sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
           overfill: expected units per shot of a slot.
           on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
+          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
+            before any call. None: as a record's text, `private.max_chars`.
           memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
           memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
             file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
@@ -207,7 +210,13 @@ class DPVotingRunnable(QueryRunnable):
             separator=example_separator,
         )
         check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        check_flags(name=name, progress=progress, with_receipt=with_receipt, with_scores=with_scores)
+        check_flags(
+            name=name,
+            progress=progress,
+            max_query_chars=max_query_chars,
+            with_receipt=with_receipt,
+            with_scores=with_scores,
+        )
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
@@ -248,6 +257,7 @@ class DPVotingRunnable(QueryRunnable):
             tenants=tenants,
             memo=None if kept is None else AnswerMemo(kept, scope=told, packed=packed_votes, unpacked=unpacked),
             with_receipt=with_receipt,
+            max_query_chars=max_query_chars,
             progress=progress,
             name=name,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
@@ -80,6 +82,16 @@ def check_epsilon(value: Any) -> float:
 def check_delta(value: Any) -> float:
     """Returns a delta strictly between 0 and 1."""
     return check_real("delta", value, low=0.0, high=1.0, low_open=True, high_open=True)
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Returns the path of a file with its links followed; refuses what no file system has."""
+    try:
+        return Path(os.path.realpath(value))
+    except (TypeError, ValueError):  # ValueError: a zero character
+        pass
+    found = f"{os.fspath(value)!r}" if isinstance(value, (str, os.PathLike)) else type(value).__name__
+    raise ConfigurationError(f"{name}: expected the path of a file, without zero characters, found {found}.")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:

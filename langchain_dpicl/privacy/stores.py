@@ -36,12 +36,15 @@ def _digest(text: str) -> str:
 
 
 def _now() -> str:
-    return _stamp_of(int(time.time()))
+    return _stamp_of(time.time() // 1)
 
 
 @functools.lru_cache(maxsize=1)
-def _stamp_of(second: int) -> str:
-    return datetime.fromtimestamp(second, UTC).isoformat()
+def _stamp_of(second: float) -> str:
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # beyond year 9999, before year 1, no number
+        return datetime.fromtimestamp(second, UTC).isoformat()
+    msg = f"ledger: expected a clock between the years 1 and 9999, found {second} seconds since 1970. Set the clock."
+    raise LedgerError(msg)
 
 
 @dataclass(frozen=True, slots=True)

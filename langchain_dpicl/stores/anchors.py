@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.privacy._validate import check_positive
+from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.stores._rows import Head
 from langchain_dpicl.stores._sqlite_file import sync_folder
@@ -54,7 +54,7 @@ class FileAnchor:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
-        self._path = Path(os.path.realpath(path))
+        self._path = check_path("path", path)
         self._timeout = check_positive("timeout", timeout)
         self._load()
 
@@ -70,7 +70,7 @@ class FileAnchor:
           LedgerError: something is at `path`, or it is a name for a database's log.
           LedgerUnavailableError: it cannot be written there; nothing is left of it.
         """
-        where = Path(os.path.realpath(path))
+        where = check_path("path", path)
         fault: LedgerError | None = None
         check_new_name(where, "anchor")
         check_free(where, "anchor")

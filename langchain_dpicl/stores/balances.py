@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     LedgerUnavailableError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy._validate import check_positive
+from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.pools import Opaque
 from langchain_dpicl.stores._sqlite_file import _check_local, sync_folder
@@ -112,7 +112,7 @@ class SQLiteBalances(Opaque):
         if not isinstance(path, str | os.PathLike):
             raise ConfigurationError(f"balances: expected the path of a file, found {type(path).__name__}.")
         self._timeout = check_positive("timeout", timeout)
-        self._path = Path(os.path.realpath(path))
+        self._path = check_path("path", path)
         self._terms: str | None = None
         _prepare(self._path)
         (found,) = self._done(lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone())

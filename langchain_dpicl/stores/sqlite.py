@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy._validate import check_positive
+from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores._rows import COLUMNS, Head, View, header_of, header_text, row_of
@@ -78,7 +78,7 @@ class SQLiteStore:
     durable = True
 
     def __init__(self, path: str | os.PathLike[str], *, name: str = "budget", timeout: float = 60.0) -> None:
-        self._path = Path(os.path.realpath(path))
+        self._path = check_path("path", path)
         self._name = check_name("name", name)
         self._timeout = check_positive("timeout", timeout)
         self.may_create = False
@@ -102,7 +102,7 @@ class SQLiteStore:
           LedgerUnavailableError: the file cannot be made or written.
           ConfigurationError: name or timeout is unusable.
         """
-        where = Path(os.path.realpath(path))
+        where = check_path("path", path)
         check_name("name", name)
         wait = check_positive("timeout", timeout)
         check_new_name(where, "ledger")
@@ -194,7 +194,7 @@ class SQLiteStore:
           LedgerError: something is at `path`, or inside a transaction.
           LedgerUnavailableError: it cannot be written.
         """
-        target = Path(os.path.realpath(path))
+        target = check_path("path", path)
         self._link.check_idle()
         check_new_name(target, "backup")
         if not make_file(target, timeout=self._timeout):

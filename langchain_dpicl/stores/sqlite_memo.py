@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from langchain_dpicl.exceptions import MemoError
-from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import check_int, check_path, check_positive, check_real
 from langchain_dpicl.stores._sqlite_file import _check_local, sync_folder
 from langchain_dpicl.stores._sqlite_logs import check_new_name, check_no_log
 from langchain_dpicl.stores.memos import (
@@ -129,7 +129,7 @@ class SQLiteMemo(ReleaseMemo):
         self._size = check_int("size", size, low=1)
         self._turn = check_real("turn_seconds", turn_seconds, low=0.0, high=_LONGEST_TURN, low_open=True)
         self._timeout = check_positive("timeout", timeout)
-        self._path = Path(os.path.realpath(path))
+        self._path = check_path("path", path)
         with memo_faults():
             _prepare(self._path)
         (found,) = self._done(lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone())

@@ -1,0 +1,186 @@
+"""What a client that is not trusted may send, and what an operator may get wrong, is refused by us and charges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+
+from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.privacy import stores
+from langchain_dpicl.retrieval_answers import DPRetrievalFreeFormRunnable
+from langchain_dpicl.stores import FileAnchor, SQLiteBalances, SQLiteMemo, SQLiteStore
+from langchain_dpicl.voting import DPVotingRunnable
+from tests import free_form_doubles, retrieval_doubles
+from tests.labelling_doubles import Spy
+
+RECORDS = [{"text": "my card is lost", "queue": "card"}]
+
+
+def house() -> PrivacyBudgetCallbackHandler:
+    return PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-6)
+
+
+def voting(**options: Any) -> Any:
+    private = PrivateExamples(RECORDS, label_key="queue", labels=("card", "wire"), public_size=500, max_chars=300)
+    given: dict[str, Any] = {"llm": Spy(), "budget": house(), "epsilon": 2.0, "max_queries": 5, **options}
+    return DPVotingRunnable.from_private_examples(private, **given)
+
+
+def free_form(**options: Any) -> Any:
+    private = PrivateExamples(free_form_doubles.RECORDS, public_size=10, max_chars=300)
+    return free_form_doubles.keywords(private=private, **options)
+
+
+def retrieval(**options: Any) -> Any:
+    record = retrieval_doubles.record("cough", "yes", "p")
+    return retrieval_doubles.voter(retrieval_doubles.examples(record, max_chars=300), **options)
+
+
+def retrieval_answers(**options: Any) -> Any:
+    record = retrieval_doubles.record("cough", "yes", "p")
+    return DPRetrievalFreeFormRunnable.from_private_examples(
+        retrieval_doubles.examples(record, max_chars=300),
+        llm=free_form_doubles.Writer(),
+        embeddings=retrieval_doubles.TopicEmbeddings(),
+        budget=retrieval_doubles.house(),
+        aggregation="keywords",
+        keyword_domain=["ask", "bank"],
+        num_keywords=1,
+        similarity_threshold=0.5,
+        participations=2,
+        num_slots=4,
+        noise_multiplier=0.1,
+        epsilon=1e7,
+        **options,
+    )
+
+
+ROOMS: list[Callable[..., Any]] = [voting, free_form, retrieval, retrieval_answers]
+
+
+@pytest.mark.parametrize("build", ROOMS)
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 300), ({"max_query_chars": 20}, 20), ({"max_query_chars": 301}, 301)]
+)
+def test_a_query_that_is_too_long_is_refused_before_any_call_and_ticket(
+    build: Callable[..., Any], options: dict[str, Any], most: int
+) -> None:
+    made = build(**options)
+    left = made.share.remaining("query")
+    too_long = "q" * (most + 1)
+    for ask in (
+        lambda: made.invoke(too_long),
+        lambda: made.invoke([Document(too_long)]),
+        lambda: made.batch([too_long]),
+        lambda: asyncio.run(made.ainvoke({"input": too_long} if "input" in made.wording.input_variables else too_long)),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"input: expected at most {most} characters, found {most + 1}"):
+            ask()
+    assert made.share.remaining("query") == left
+    made.invoke("q" * most)
+
+
+def test_no_model_is_asked_about_a_query_that_is_too_long() -> None:
+    spy = Spy()
+    made = voting(llm=spy, max_query_chars=5)
+    asked = len(spy.public)
+    with pytest.raises(ConfigurationError):
+        made.invoke("123456")
+    assert (len(spy.public), spy.private) == (asked, [])
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "many", True])
+@pytest.mark.parametrize("build", ROOMS)
+def test_a_cap_that_is_none_is_refused_before_anything_is_declared(build: Callable[..., Any], wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_query_chars: expected an integer"):
+        build(max_query_chars=wrong)
+
+
+CONFIGS: list[Any] = [
+    {"configurable": []},
+    {"configurable": "x"},
+    {"callbacks": "x"},
+    {"callbacks": 5},
+    {"callbacks": ("x",)},
+    {"callbacks": ["x"]},
+    {"callbacks": [Budget(epsilon=1.0, delta=1e-6)]},
+    {"tags": 5},
+    {"tags": "x"},
+    {"tags": [5]},
+    {"metadata": []},
+    {"metadata": "x"},
+    {"run_name": 5},
+    "x",
+    5,
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_a_config_that_is_none_is_refused_by_us_whatever_asks(config: Any) -> None:
+    made = voting()
+
+    async def gathered(stream: Any) -> list[Any]:
+        return [item async for item in stream]
+
+    for ask in (
+        lambda: made.invoke("q", config),
+        lambda: asyncio.run(made.ainvoke("q", config)),
+        lambda: list(made.stream("q", config)),
+        lambda: asyncio.run(gathered(made.astream("q", config))),
+        lambda: made.batch(["q"], config),
+        lambda: made.batch(["q", "r"], [{}, config]),
+        lambda: asyncio.run(made.abatch(["q"], config)),
+        lambda: list(made.batch_as_completed(["q"], config)),
+        lambda: asyncio.run(gathered(made.abatch_as_completed(["q"], config))),
+        lambda: voting(budget=None, config=config),
+    ):
+        with pytest.raises(ConfigurationError, match=r"^config(\['\w+'\])?: expected"):
+            ask()
+    assert made.share.remaining("query") == 5
+
+
+@pytest.mark.parametrize("second", [1e18, -1e18, math.nan, math.inf, 253402300800.0])
+def test_a_clock_beyond_all_years_grants_nothing(second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(epsilon=1.0, delta=1e-6)
+    private = PrivateExamples(RECORDS, public_size=500)
+    monkeypatch.setattr(stores.time, "time", lambda: second)
+    for act in (lambda: Budget(epsilon=1.0, delta=1e-6), lambda: budget.bind(private)):
+        with pytest.raises(LedgerError, match="expected a clock"):
+            act()
+    assert budget.report().to_dict()["shares"] == []
+
+
+def test_a_path_with_a_zero_character_is_refused_by_us(tmp_path: Path) -> None:
+    wrong = str(tmp_path / "a\0b")
+    store = SQLiteStore.new(tmp_path / "budget.db")
+    for act in (
+        lambda: SQLiteStore(wrong),
+        lambda: SQLiteStore.new(wrong),
+        lambda: store.backup(wrong),
+        lambda: FileAnchor(wrong),
+        lambda: FileAnchor.new(wrong),
+        lambda: SQLiteMemo(wrong),
+        lambda: SQLiteBalances(wrong),
+        lambda: PrivacyBudgetCallbackHandler.create(wrong, epsilon=1.0, delta=1e-6),
+        lambda: PrivacyBudgetCallbackHandler.open(wrong),
+        lambda: voting(memo=wrong, component="v"),
+    ):
+        with pytest.raises((ConfigurationError, LedgerError)):
+            act()
+
+
+def test_too_many_queries_are_told_how_many_are_possible() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_queries: expected at most ([\d,]+) queries at delta") as caught:
+        voting(max_queries=10**9)
+    possible = int(str(caught.value).split("at most ")[1].split(" ")[0].replace(",", ""))
+    assert 0 < possible < 10**9
+    assert "gap" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="max_queries: expected an integer"):
+        voting(max_queries=1e9)
