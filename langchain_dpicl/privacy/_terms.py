@@ -81,7 +81,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What an event does to a unit of one place; only here do failures stand beside the terms, and neither without.
+    """What an event does to a unit of one place: the terms to price, and the failures that come out of delta before.
 
     Attributes:
       terms: everything but the failures.
