@@ -1,6 +1,6 @@
 """Votes of retrieved documents beside votes of a random sample, at equal epsilon, over one stream of queries.
 
-Reads gzipped JSON lines with `text`, `label_name` and `split` ("train" is private, "test" is asked once).
+Reads JSON lines (plain or gzipped) with `text`, `label_name` and `split` ("train" is private, "test" is asked once).
 Both answer with the embedded model and always name a label; a row of the retrieving voter shows one document, a slot of
 the sampling one four. The threshold is not tuned: every one that was tried is in the table.
 
@@ -10,13 +10,13 @@ the sampling one four. The threshold is not tuned: every one that was tried is i
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from _voting_task import read_rows
 
 from langchain_dpicl import (
     DPRetrievalVotingRunnable,
@@ -49,8 +49,7 @@ class Task:
 
 def load(path: Path, *, size: int, queries: int, min_share: float) -> Task:
     """Reads the data, evenly thinned to `size` records and `queries` questions; rare labels are dropped in public."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = read_rows(path)
     named = [
         {"text": row["text"], "label_name": str(row["label_name"] if "label_name" in row else row["label"])}
         for row in rows
@@ -127,7 +126,9 @@ def rows(task: Task, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Votes of retrieved documents beside votes of a random sample.")
-    parser.add_argument("--data", type=Path, required=True, help="gzipped JSON lines: text, label_name, split")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="JSON lines, plain or gzipped: text, label_name, split"
+    )
     parser.add_argument("--size", type=int, default=5_000, help="private records at most")
     parser.add_argument("--queries", type=int, default=200, help="questions of the stream")
     parser.add_argument("--slots", type=int, default=64, help="rows of a retrieved vote")

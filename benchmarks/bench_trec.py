@@ -1,8 +1,9 @@
 """Accuracy of private demonstrations on a labelled data set, next to every baseline.
 
-Reads gzipped JSON lines with `text`, `label_name` and `split` ("train" is private, "test" is asked). Two tables: the
-methods at one number of shots, and the number of shots at one epsilon; mean and standard deviation over runs. Labels
-with fewer than `--min-size` records are dropped before anything else (a public choice, as in the paper on TREC).
+Reads JSON lines (plain or gzipped) with `text`, `label_name` (or `label`) and `split` ("train" is private, "test" is
+asked). Two tables: the methods at one number of shots, and the number of shots at one epsilon; mean and standard
+deviation over runs. Labels with fewer than `--min-size` records are dropped before anything else (a public choice, as
+in the paper on TREC).
 
     python benchmarks/bench_trec.py --data FILE.jsonl.gz
 """
@@ -10,7 +11,6 @@ with fewer than `--min-size` records are dropped before anything else (a public 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _voting_task import read_rows
 from langchain_core.prompts import PromptTemplate
 from tqdm import tqdm
 
@@ -54,9 +55,8 @@ class Task:
 
 def load(path: Path, *, min_size: int, queries: int, words: dict[str, str]) -> Task:
     """Reads the data; sizes per label are declared as public, labels are shown as `words` where given."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    names = [str(row.get("label_name", row["label"])) for row in rows]
+    rows = read_rows(path)
+    names = [str(row["label_name"] if "label_name" in row else row["label"]) for row in rows]
     named = [
         {"text": row["text"], "label_name": words.get(name, name), "split": row["split"]}
         for row, name in zip(rows, names, strict=True)

@@ -21,13 +21,34 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool
 from typing_extensions import override
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError
+from langchain_dpicl.privacy._validate import fail
 
 ErrorClasses: TypeAlias = tuple[type[BaseException], ...]
 Rule: TypeAlias = Callable[[BaseException], bool]
+
+
+class QueryTool(StructuredTool):
+    """A tool that takes a query as a plain text too, as a stock tool of one argument does."""
+
+    @override
+    def run(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return super().run(self._named(tool_input), *args, **kwargs)
+
+    @override
+    async def arun(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return await super().arun(self._named(tool_input), *args, **kwargs)
+
+    def _named(self, given: str | dict[str, Any]) -> dict[str, Any]:
+        names = list(self.args)
+        if not isinstance(given, str):
+            return given
+        if len(names) != 1:
+            raise fail("input", f"a dict with {names}", "text", "A text is enough where a query has one variable.")
+        return {names[0]: given}
 
 
 class PassesOurErrors:
@@ -121,7 +142,8 @@ class PassesOurErrors:
         given = inside.tool_defaults() if hasattr(inside, "tool_defaults") else {}
         if args_schema is not None:
             given["args_schema"] = args_schema
-        return Runnable.as_tool(self, **{**given, **kwargs})
+        made = Runnable.as_tool(self, **{**given, **kwargs})
+        return QueryTool(**dict(made)) if isinstance(made, StructuredTool) else made
 
     def map(self: Any) -> Runnable[Sequence[Any], list[Any]]:
         """Is LangChain's `map`."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs, var_child_runnable_config
-from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel
 
+from langchain_dpicl._wrappers import QueryTool
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import may_wait
 from langchain_dpicl.exceptions import (
@@ -170,7 +171,8 @@ def private_tool(
         Threads mint no budget: the component's share is the limit of all together.
       - A used-up allowance and a spent budget are told as a tool message with status "error"; other errors are raised.
         Where the component was built with `on_exhausted="zero_shot"`, the public model's answer is told instead.
-      - The message's artifact is the answer with its receipt, if the component gives one; never a record or a vote.
+      - The message's artifact is the answer, with its receipt if the component gives one; never a record or a vote.
+      - A query with one variable may be a plain text: `tool.invoke("my card is gone", config)`.
 
     Args:
       component: a `DPVotingRunnable` or `DPFreeFormRunnable`; with `memo=`, runs that are repeated cost nothing.
@@ -186,16 +188,16 @@ def private_tool(
     if clash := sorted(_RESERVED & set(component.wording.input_variables)):
         raise fail("suffix, prefix", f"variables other than {sorted(_RESERVED)}, for a tool", clash)
 
-    def ask(config: RunnableConfig, **query: Any) -> tuple[str, Any]:
-        refused = None
+    def ask(*, config: RunnableConfig, **query: Any) -> tuple[str, Any]:
+        refused, config = None, ensure_config(config)  # `run` without a config gives none
         try:
             return _told(component.invoke(query, desk.asking(config, desk.metadata(config))))
         except PrivacyBudgetExceededError as error:
             refused = desk.refusal(error)
         raise refused  # out here: the refusal's numbers are not its context
 
-    async def aask(config: RunnableConfig, **query: Any) -> tuple[str, Any]:
-        refused = None
+    async def aask(*, config: RunnableConfig, **query: Any) -> tuple[str, Any]:
+        refused, config = None, ensure_config(config)
         try:
             return _told(await component.ainvoke(query, desk.asking(config, await desk.ametadata(config))))
         except PrivacyBudgetExceededError as error:
@@ -203,7 +205,7 @@ def private_tool(
         raise refused
 
     given = component.tool_defaults()
-    return StructuredTool.from_function(
+    return QueryTool.from_function(
         func=ask,
         coroutine=aask,
         name=name,
@@ -243,7 +245,7 @@ def _thread_of(config: Mapping[str, Any]) -> Any:
 
 def _told(answer: Any) -> tuple[str, Any]:
     """Returns what the model reads, and plain data beside it, which every checkpointer keeps."""
-    return str(answer), answer.model_dump() if isinstance(answer, BaseModel) else None
+    return str(answer), answer.model_dump() if isinstance(answer, BaseModel) else {"answer": str(answer)}
 
 
 def __getattr__(name: str) -> Any:

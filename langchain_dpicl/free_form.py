@@ -265,8 +265,8 @@ class DPFreeFormRunnable(QueryRunnable):
         told_to = seen_by(space)
         share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts, seen_by=told_to)
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
+        handles["max_query_chars"] = max_query_chars
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
-        options["max_query_chars"] = max_query_chars
         own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
         # Lists that are given decide what an answer can be; in reports they would be too long.
         lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}

@@ -245,9 +245,14 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         own = IndividualFilter(private, budget=spender, share=share, plan=plan.release, texts=texts, balances=held)
         handles: dict[str, Any] = {"private": private, "budget": spender, "share": share, "plan": plan, "filter": own}
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
-        options["max_query_chars"] = max_query_chars
         answers = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
-        handles |= {"wording": wording, "rows": None, "tenants": tenants, "memo": memory_of(kept, told)}
+        handles |= {
+            "max_query_chars": max_query_chars,
+            "wording": wording,
+            "rows": None,
+            "tenants": tenants,
+            "memo": memory_of(kept, told),
+        }
         return cls(**handles, **options, **answers)
 
     @classmethod

@@ -67,6 +67,7 @@ class FileAnchor:
           timeout: seconds to wait, as of the class.
 
         Raises:
+          ConfigurationError: `path` is no path of a file, or the timeout is out of range.
           LedgerError: something is at `path`, or it is a name for a database's log.
           LedgerUnavailableError: it cannot be written there; nothing is left of it.
         """

@@ -191,6 +191,7 @@ class SQLiteStore:
           path: a file that is not there yet.
 
         Raises:
+          ConfigurationError: `path` is no path of a file.
           LedgerError: something is at `path`, or inside a transaction.
           LedgerUnavailableError: it cannot be written.
         """

@@ -52,9 +52,10 @@ def test_the_tool_answers_with_text_and_keeps_the_receipt_beside_it(house: House
     assert private_tool(house.voter(), description="Which queue.").description == "Which queue."
 
 
-def test_a_plain_answer_has_no_artifact(house: House) -> None:
+def test_the_artifact_of_a_plain_answer_is_the_answer(house: House) -> None:
     told = private_tool(house.voter(with_receipt=False)).invoke(call("where is it?"), thread())
-    assert (told.content in LABELS, told.artifact) == (True, None)
+    assert told.content in LABELS
+    assert told.artifact == {"answer": told.content}
 
 
 async def test_each_thread_has_its_allowance_over_all_processes(house: House) -> None:

@@ -1,0 +1,48 @@
+"""The benchmarks of generation read plain and gzipped JSON lines, whatever their labels are called."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROWS = [
+    {"text": f"the {word} number {place}", "label_name": word, "split": "train" if place < 3 else "test"}
+    for place in range(5)
+    for word in ("card", "boat")
+]
+
+
+@pytest.mark.parametrize("is_gzipped", [True, False])
+@pytest.mark.parametrize("named", ["label_name", "label", "both"])
+@pytest.mark.parametrize("module", ["bench_trec", "bench_mechanisms", "bench_retrieval"])
+def test_rows_are_read(
+    module: str, named: str, is_gzipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    load: Any = pytest.importorskip(module).load
+    path = tmp_path / ("data.jsonl.gz" if is_gzipped else "data.jsonl")
+    names = {"label_name": ("label_name",), "label": ("label",), "both": ("label_name", "label")}[named]
+    with (gzip.open if is_gzipped else open)(path, "wt", encoding="utf-8") as file:
+        for row in ROWS:
+            shown = {"text": row["text"], "split": row["split"], **dict.fromkeys(names, row["label_name"])}
+            file.write(json.dumps(shown) + "\n")
+    given: dict[str, Any] = (
+        {"size": 100, "min_share": 0.0} if module == "bench_retrieval" else {"min_size": 1, "words": {}}
+    )
+    task = load(path, queries=4, **given)
+    assert task.labels == ("boat", "card")
+    assert (len(task.train), len(task.test)) == (6, 4)
+
+
+def test_what_is_no_data_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from bench_trec import load
+
+    (tmp_path / "data.jsonl").write_text('{"label": "x"}\n')
+    with pytest.raises(SystemExit, match="line 1: expected a JSON object with text"):
+        load(tmp_path / "data.jsonl", min_size=1, queries=4, words={})
