@@ -35,6 +35,7 @@ from langchain_dpicl.stores._sqlite_logs import check_new_name, check_no_log
 _APPLICATION_ID = 0x64704231
 """Marks the file as ours, where SQLite keeps such a mark ("dpB1")."""
 _VERSION = 1
+_KEY_BYTES = 32
 _TABLES = """
 CREATE TABLE filter (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -184,8 +185,7 @@ class SQLiteBalances(Opaque):
 
         def write(connection: sqlite3.Connection) -> list[bool]:
             most = self._most(connection, settled)
-            (secret,) = self._row(connection, secret=str)
-            key = bytes.fromhex(secret)
+            key = self._key(connection)
             names = [blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=32).digest() for unit in units]
             has_one = [_taken(connection, name) < most for name in names]
             connection.executemany(_COUNT, [(name,) for name, left in zip(names, has_one, strict=True) if left])
@@ -243,6 +243,16 @@ class SQLiteBalances(Opaque):
         ):
             raise _broken(self._path, "no row of a filter")
         return tuple(found)
+
+    def _key(self, connection: sqlite3.Connection) -> bytes:
+        (secret,) = self._row(connection, secret=str)
+        try:
+            key = bytes.fromhex(secret)
+        except ValueError:
+            key = b""
+        if len(key) != _KEY_BYTES:
+            raise _broken(self._path, "no key")
+        return key
 
     def _read(self, line: str) -> Mapping[str, Any]:
         try:
@@ -331,7 +341,7 @@ def _make(path: Path) -> None:
             connection.executescript(
                 f"BEGIN; PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_VERSION}; {_TABLES} COMMIT;"
             )
-            connection.execute("INSERT INTO filter (id, secret) VALUES (1, ?)", (secrets.token_hex(32),))
+            connection.execute("INSERT INTO filter (id, secret) VALUES (1, ?)", (secrets.token_hex(_KEY_BYTES),))
         with contextlib.suppress(FileExistsError):
             os.link(fresh, path)
         fresh.unlink()

@@ -228,3 +228,14 @@ def test_two_histories_are_told(path: Path) -> None:
     anchor.write("a", 2, "h")
     with pytest.raises(LedgerRollbackError, match="two histories"):
         anchor.write("a", 2, "g")
+
+
+def test_an_anchor_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    anchor = FileAnchor.new(tmp_path / "anchor")
+    anchor.write("ab" * 16, 1, "cd" * 32)
+    kept = (tmp_path / "anchor").read_bytes()
+    monkeypatch.setattr("langchain_dpicl.stores.anchors._MOST", len(kept) + 10)
+    with pytest.raises(LedgerError, match="expected at most"):
+        anchor.write("ef" * 16, 1, "cd" * 32)
+    assert (tmp_path / "anchor").read_bytes() == kept
+    assert anchor.read("ab" * 16) == (1, "cd" * 32)

@@ -148,3 +148,42 @@ def test_debits_and_the_count_of_releases_stand_together_or_not_at_all(tmp_path:
         assert counted(balances.path) == (0, [])
         connection.execute("DROP TRIGGER full")
     assert balances.debit(["anna"], 0) == [True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "secret = replace(secret, substr(secret, 1, 1), 'x')",
+        "secret = substr(secret, 3)",
+        "secret = secret || 'ab'",
+        "secret = x'ff'",
+        "line = '{'",
+        "line = '[1]'",
+        "line = NULL",
+        "line = x'7b7d'",
+        "line = cast(x'ff' AS TEXT)",
+        "releases = 'many'",
+        "most = x'02'",
+        "terms = x'00'",
+    ],
+)
+def test_a_row_that_holds_something_else_is_refused_as_a_broken_file(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "balances.db"
+    balances = taken(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER filter_grow")
+        connection.execute(f"UPDATE filter SET {change}")  # noqa: S608  ours
+    with pytest.raises(LedgerError, match="broken or foreign"):
+        balances.debit(["unit"], 0)
+        SQLiteBalances(path).paid_by(TERMS)
+
+
+def test_a_file_without_the_row_of_its_filter_is_refused_as_a_broken_one(tmp_path: Path) -> None:
+    path = tmp_path / "balances.db"
+    balances = taken(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript("DROP TRIGGER filter_stay; DELETE FROM filter;")
+    with pytest.raises(LedgerError, match="broken or foreign"):
+        balances.debit(["unit"], 0)
+    with pytest.raises(LedgerError, match="broken or foreign"):
+        SQLiteBalances(path).paid_by(TERMS)
