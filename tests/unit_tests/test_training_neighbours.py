@@ -110,7 +110,9 @@ def _masked(found: Any) -> Any:
     if isinstance(found, dict):
         if "weights" in found and "moments" in found:
             found = {**found, "weights": len(found["weights"]), "moments": [len(one) for one in found["moments"]]}
-        return {key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest"}}
+        return {
+            key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest", "content_digest"}
+        }
     return [_masked(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
