@@ -160,7 +160,9 @@ def _masked(found: Any) -> Any:
             votes = found["votes"] and list(found["votes"])
             assert (found["label"] in {"yes", "no", "maybe"}) == (found["status"] == "labelled")
             found = {**found, "status": "released", "label": "", "votes": votes}
-        return {key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest"}}
+        return {
+            key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest", "content_digest"}
+        }
     return [_masked(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
