@@ -75,8 +75,9 @@ def observe(one: Observer, python: Path) -> Row:
 
 
 def _last_line(said: str) -> str:
-    lines = said.strip().splitlines()
-    return lines[-1].strip()[:200] if lines else ""
+    """The last line that tells of an error, or the last."""
+    lines = said.strip().splitlines() or [""]
+    return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1]).strip()[:200]
 
 
 def run_all(asked: Sequence[Observer]) -> list[Row]:

@@ -224,7 +224,7 @@ class TestTheCheck:
 
     def test_what_cannot_be_installed_is_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(*command: Any, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-            return subprocess.CompletedProcess(command, 1, "", "ERROR: no matching distribution")
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: no matching distribution\nHINT: none")
 
         monkeypatch.setattr(check_leaks, "run", run)
         (row,) = check_observers.run_all(OBSERVERS[:1])

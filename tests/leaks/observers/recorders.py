@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tests.leaks.channels.stock import KEY
 from tests.leaks.observers.collector import collector
 from tests.leaks.observers.registry import Eyes, observer
 from tests.leaks.scene import Scene
@@ -60,7 +61,7 @@ def braintrust_client() -> Eyes:
 
 def _opik() -> Eyes:
     address, bodies = collector()
-    os.environ.update(OPIK_URL_OVERRIDE=address, OPIK_API_KEY="none", OPIK_WORKSPACE="leaks")
+    os.environ.update(OPIK_URL_OVERRIDE=address, OPIK_API_KEY=KEY, OPIK_WORKSPACE="leaks")
     os.environ.update(OPIK_SENTRY_ENABLE="false", OPIK_TRACK_DISABLE="false")
     import opik
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from tests.leaks.channels.sentry import ENVELOPES
+from tests.leaks.channels.stock import KEY
 from tests.leaks.channels.telemetry import tracing
 from tests.leaks.observers.collector import collector
 from tests.leaks.observers.registry import Eyes, observer
@@ -90,7 +91,7 @@ def laminar() -> Eyes:
     from lmnr import Laminar
 
     port = int(address.rpartition(":")[2])
-    Laminar.initialize("none", base_url="http://127.0.0.1", http_port=port, force_http=True, disable_batch=True)
+    Laminar.initialize(KEY, base_url="http://127.0.0.1", http_port=port, force_http=True, disable_batch=True)
     return Eyes(lambda: bodies, Laminar.flush)
 
 
@@ -101,7 +102,7 @@ def langtrace_sdk() -> Eyes:
     os.environ.update(LANGTRACE_ERROR_REPORTING="False")
     from langtrace_python_sdk import langtrace
 
-    langtrace.init(custom_remote_exporter=tracing()[1], batch=False, api_key="none", disable_logging=True)
+    langtrace.init(custom_remote_exporter=tracing()[1], batch=False, api_key=KEY, disable_logging=True)
     return _exported()
 
 
@@ -117,7 +118,7 @@ def traceloop_sdk() -> Eyes:
 def _langfuse() -> Eyes:
     address, bodies = collector()
     os.environ.update(LANGFUSE_HOST=address, LANGFUSE_BASE_URL=address)
-    os.environ.update(LANGFUSE_PUBLIC_KEY="pk-lf-none", LANGFUSE_SECRET_KEY="sk-lf-none")
+    os.environ.update(LANGFUSE_PUBLIC_KEY=KEY, LANGFUSE_SECRET_KEY=KEY)
     from langfuse import get_client
 
     return Eyes(lambda: bodies, get_client().flush)
