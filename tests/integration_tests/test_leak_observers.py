@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.leaks.models import answer
 from tests.leaks.observers import registry
 from tests.leaks.observers.collector import collector
 from tests.leaks.observers.listed import OBSERVERS
-from tests.leaks.observers.registry import BLIND, CASES, UNNAMED, Eyes, Observer, named, run_case
+from tests.leaks.observers.registry import BLIND, CASES, UNNAMED, VOTERS, Eyes, Observer, named, run_case
 from tests.leaks.observers.words import NO_PROOF, NOTHING, Row, faults, shown, text, word
 from tests.leaks.rooms import Room
 from tests.leaks.scene import ENTRIES, Scene
@@ -34,6 +35,7 @@ PLANTED = Observer("planted", (), lambda: Eyes(list), ("planted",), ("OpenAI",))
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An observer that will never record the marker need not be waited for."""
     monkeypatch.setattr(registry, "PATIENCE", 0.3)
+    monkeypatch.setattr(registry, "QUIET", 0.1)
 
 
 def handler_eyes() -> Eyes:
@@ -96,6 +98,29 @@ class TestPlantedObservers:
         assert found.naive == Verdict("RV")
         assert word(found) == f"unclear: {BLIND} (voting), {BLIND} (voting by text)"
         assert faults([Row("planted", cells=[found])])
+
+    def test_one_that_delivers_the_rest_after_the_marker_is_waited_for(
+        self, wire: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry, "PATIENCE", 3.0)
+        monkeypatch.setattr(registry, "QUIET", 0.8)
+        first_of_ours: list[int] = []
+        come: dict[int, float] = {}
+
+        def arrange(scene: Scene) -> None:
+            if not scene.is_naive:
+                first_of_ours.append(len(wire))
+
+        def is_late(number: int) -> bool:
+            is_ours = bool(first_of_ours) and number >= first_of_ours[0]
+            now = time.monotonic()
+            return is_ours and registry.MARKER not in wire[number] and now - come.setdefault(number, now) < 0.4
+
+        def lines() -> list[str]:
+            return [line for number, line in enumerate(wire) if not is_late(number)]
+
+        found = run_case(Eyes(lines, arrange=arrange), PLANTED, "OpenAI", "invoke", VOTERS[:1])
+        assert word(found) == "LEAKED RV"
 
     @pytest.mark.parametrize(("said", "expected"), [("planted stands there", "refused"), ("no", None)])
     def test_a_refusal_has_to_name_the_observer(self, said: str, expected: str | None) -> None:

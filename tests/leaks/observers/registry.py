@@ -33,8 +33,13 @@ UNNAMED = "unnamed"
 """Mark of a refusal that does not name the observer."""
 
 MARKER = "zx-marker-public"
+"""Stands in the prompt and in the address of the public call."""
+
 PATIENCE = 6.0
 """Seconds that an observer has to deliver the marker call."""
+
+QUIET = 1.0
+"""Seconds without anything new after which all is taken to be delivered: exporters with threads keep no order."""
 
 
 def nothing() -> None:
@@ -202,13 +207,17 @@ def _ask(scene: Scene, marker: str) -> None:
 
 
 def _delivered(eyes: Eyes, marker: str) -> bool:
-    """Whether the observer records the marker; then it has delivered what came before, give or take a moment."""
+    """Whether the observer records the marker; then waits until it has delivered nothing more for a while."""
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        eyes.flush()
-        if any(marker in line for line in [*eyes.lines()][-200:]):
-            time.sleep(0.5)
-            eyes.flush()
-            return True
+    while not any(marker in line for line in [*eyes.lines()][-200:]):
+        if time.monotonic() > end:
+            return False
         time.sleep(0.1)
-    return False
+        eyes.flush()
+    count, quiet_since = -1, time.monotonic()
+    while time.monotonic() < min(quiet_since + QUIET, end + PATIENCE):
+        eyes.flush()
+        if len(eyes.lines()) != count:
+            count, quiet_since = len(eyes.lines()), time.monotonic()
+        time.sleep(0.1)
+    return True

@@ -209,7 +209,10 @@ def _sentry(**options: Any) -> Eyes:
 
     def flush() -> None:
         """Breadcrumbs are sent with the next event only."""
-        sentry_sdk.capture_message("flush")
+        scope = sentry_sdk.get_isolation_scope()
+        if scope._breadcrumbs:
+            sentry_sdk.capture_message("flush")
+            scope.clear_breadcrumbs()
         sentry_sdk.flush()
 
     return Eyes(lambda: ENVELOPES, flush, arrange)
