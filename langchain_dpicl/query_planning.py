@@ -176,15 +176,15 @@ def _pricing_delta(plan: NoisyPlan) -> float:
 
 def _too_many(plan: NoisyPlan) -> ConfigurationError:
     """Says how many queries a delta allows: drawing the noise of each takes a part of it."""
-    asked = getattr(plan, "max_queries", None)
     gap = plan.implementation_delta
-    if asked is None:
-        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
+    asked = getattr(plan, "max_queries", None) or 1  # training has steps
     possible = int(plan.delta / gap * asked)
     while possible > 0 and effective_delta(plan.delta, gap / asked * possible) <= 0:
         possible -= 1
+    if possible < 1 or possible >= asked:
+        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
     advice = f"Drawing the noise of one query takes {gap / asked:.3g} of delta. Ask less, or give a larger delta=."
-    return fail("max_queries", f"at most {max(possible, 0):,} queries at delta {plan.delta:.3g}", asked, advice)
+    return fail("max_queries", f"at most {possible:,} queries at delta {plan.delta:.3g}", asked, advice)
 
 
 def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:

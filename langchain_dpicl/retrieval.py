@@ -291,13 +291,9 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             **words,
         )
         check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        check_flags(
-            name=name,
-            progress=progress,
-            max_query_chars=max_query_chars,
-            with_receipt=with_receipt,
-            with_scores=with_scores,
-        )
+        shown: dict[str, Any] = {"with_receipt": with_receipt, "with_scores": with_scores, "progress": progress}
+        shown |= {"name": name, "max_query_chars": max_query_chars}
+        check_flags(**shown)
         check_floor(task.labels, min_votes, abstain_label)
         text_of_query(task.wording, ("",) * len(task.wording.input_variables))
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
@@ -335,16 +331,12 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
             task=task,
             wording=task.wording,
             rows=scorer,
-            with_scores=with_scores,
             min_votes=least,
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
             memo=None if kept is None else AnswerMemo(kept, scope=told, **memory),
-            with_receipt=with_receipt,
-            max_query_chars=max_query_chars,
-            progress=progress,
-            name=name,
+            **shown,
         )
 
     @classmethod

@@ -210,13 +210,9 @@ class DPVotingRunnable(QueryRunnable):
             separator=example_separator,
         )
         check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        check_flags(
-            name=name,
-            progress=progress,
-            max_query_chars=max_query_chars,
-            with_receipt=with_receipt,
-            with_scores=with_scores,
-        )
+        shown: dict[str, Any] = {"with_receipt": with_receipt, "with_scores": with_scores, "progress": progress}
+        shown |= {"name": name, "max_query_chars": max_query_chars}
+        check_flags(**shown)
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
         kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
@@ -250,16 +246,12 @@ class DPVotingRunnable(QueryRunnable):
             task=task,
             wording=task.wording,
             rows=scorer,
-            with_scores=with_scores,
             abstain_below=abstain_below,
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
             memo=None if kept is None else AnswerMemo(kept, scope=told, packed=packed_votes, unpacked=unpacked),
-            with_receipt=with_receipt,
-            max_query_chars=max_query_chars,
-            progress=progress,
-            name=name,
+            **shown,
         )
 
     @property
