@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.loopback_answers import Manners, RejectedError
-from tests.loopback_provider import Received, _read, _solve
+from tests.loopback_provider import ANSWERS, Received, _read, _solve
 
 TARGET = "PRIVATE"
 VECTOR = [0.25, 0.5, -0.25]
@@ -192,7 +192,7 @@ def _usual(request: Received) -> bytes:
         data = [{"object": "embedding", "index": 0, "embedding": VECTOR}]
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return json.dumps({"object": "list", "data": data, "model": "m", "usage": usage}).encode()
-    return _solve(request, Manners())[1] if request.method == "POST" else b"{}"
+    return _solve(request, Manners())[1] if request.path in ANSWERS else b"{}"
 
 
 def _deflated(wbits: int) -> Callable[[int], bytes]:
