@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_dpicl.backends.base import Token
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.blocks import Block
@@ -107,7 +106,7 @@ class DemonstrationWork:
             component=self.component,
             epsilon=self.epsilon,
             public=self.public,
-            seen_by=seen_by(script),
+            engines=[script],
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **found})

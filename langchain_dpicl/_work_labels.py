@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from langchain_dpicl._labelling_options import InputWording
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl._voting_options import VotingTask
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.declaring import declare_share
@@ -88,7 +87,7 @@ class LabelWork:
             component=self.component,
             epsilon=self.epsilon,
             public=self.public,
-            seen_by=seen_by(rows),
+            engines=[rows],
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
@@ -51,7 +52,7 @@ def declare_share(
     component: str,
     epsilon: float | None,
     public: Mapping[str, Any],
-    seen_by: Sequence[str] = (),
+    engines: Sequence[object] = (),
 ) -> Share:
     """Binds the examples to the budget's ledger and sets the plan's share aside.
 
@@ -65,7 +66,7 @@ def declare_share(
       component: public name, one per share.
       epsilon: the share; None: what the plan costs.
       public: parameters to show in reports.
-      seen_by: who is sent private text, to show in reports; () where nobody is.
+      engines: what is given private text, or holds what is; reports name where it is sent to.
 
     Raises:
       ConfigurationError: a public fault.
@@ -85,7 +86,7 @@ def declare_share(
         epsilon=epsilon,
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
-        public={**public, **({"seen_by": list(seen_by)} if seen_by else {})},
+        public={**public, **({"seen_by": seen_by(*engines)} if engines else {})},
     )
 
 

@@ -22,7 +22,6 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
@@ -221,8 +220,7 @@ class DocumentSynthesizer(Uncopyable):
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
         terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
         kept = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
-        told_to = seen_by(script)
-        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, seen_by=told_to)
+        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
         return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=kept)
 
     @classmethod

@@ -21,7 +21,6 @@ from langchain_dpicl._evolution_population import Population, Selection, Surviva
 from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
 from langchain_dpicl._work_texts import writing_model
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.nearest import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.backends.walk import Walk
@@ -216,8 +215,7 @@ class PrivateEvolution(Generation[Population]):
         name = component if component is not None else spender.fresh_name("evolution")
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
         kept = None if checkpoint is None else Checkpoint(checkpoint, terms)
-        told_to = seen_by(nearest)
-        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, seen_by=told_to)
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
         writer = EvolutionWriter(model, wording, given, config)
         return cls(private, writer, nearest, survival=survival, checkpoint=kept, **handles)

@@ -22,7 +22,6 @@ from langchain_dpicl._candidates import KEYWORDS, PublicModel, PublicSide, answe
 from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._voting_options import check_flags, design_of, wording_of
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
@@ -262,8 +261,7 @@ class DPFreeFormRunnable(QueryRunnable):
         asked = {"candidates_are": public.kind, "num_candidates": num_candidates, "max_tokens": max_tokens}
         texts = {**plan.to_dict(), **wording.to_dict(), **said, **asked, "stop": list(ends["stop"]), **space.to_dict()}
         called = component if component is not None else spender.fresh_name("free-form")
-        told_to = seen_by(space)
-        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts, seen_by=told_to)
+        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts, engines=[space])
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
         handles["max_query_chars"] = max_query_chars
         options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}

@@ -24,7 +24,6 @@ from langchain_dpicl._labelling_options import (
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl._voting_options import Votes, VotingTask, reader_of
 from langchain_dpicl._work_labels import LabelWork
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.callbacks import resolve_budget
@@ -205,8 +204,7 @@ class PromptPATELabeler(LabellingRun):
         name = spender.fresh_name("pate") if name is None else name
         order: dict[str, Any] = {"plan": plan, "task": task, "inputs": inputs, "public": public}
         elsewhere = _elsewhere(executor, spender, scorer, component=name, epsilon=epsilon, **order)
-        told_to = seen_by(scorer)
-        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, seen_by=told_to)
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[scorer])
         return cls(
             teachers_of(private, share, plan=plan, task=task, rows=scorer),
             entries,

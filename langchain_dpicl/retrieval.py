@@ -39,7 +39,6 @@ from langchain_dpicl._voting_options import (
     unpacked_votes,
 )
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import resolve_budget
@@ -317,16 +316,14 @@ class DPRetrievalVotingRunnable(RetrievalRunnable):
         least = plan.noise_floor if min_votes == "noise_floor" else min_votes
         public = {**plan.to_dict(), **task.to_dict(), **reads, **texts.to_dict(), "min_votes": least}
         called = component if component is not None else spender.fresh_name("retrieval")
-        told_to = seen_by(scorer, texts)
-        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public, seen_by=told_to)
+        given = [scorer, texts]
+        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public, engines=given)
         told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public={**public, "reader": traits_of(llm)})
         own = IndividualFilter(private, budget=spender, share=share, plan=plan.release, texts=texts, balances=held)
         memory: dict[str, Any] = {"packed": packed_votes, "unpacked": partial(unpacked_votes, width=len(task.labels))}
+        handles: dict[str, Any] = {"private": private, "budget": spender, "share": share, "plan": plan}
         return cls(
-            private=private,
-            budget=spender,
-            share=share,
-            plan=plan,
+            **handles,
             filter=own,
             task=task,
             wording=task.wording,

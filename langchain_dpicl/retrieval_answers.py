@@ -31,7 +31,6 @@ from langchain_dpicl._retrieval_options import (
 )
 from langchain_dpicl._voting_options import check_flags, wording_of
 from langchain_dpicl.asking import Query, TaskWording
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.backends.walk import Walk
@@ -237,8 +236,9 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         asked["abstain_answer"] = abstain_answer
         seen: dict[str, Any] = {**plan.to_dict(), **wording.to_dict(), **said, **asked, **texts.to_dict()}
         called = component if component is not None else spender.fresh_name("retrieval")
-        told_to = seen_by(space, texts)
-        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=seen, seen_by=told_to)
+        share = declare_share(
+            private, spender, plan, component=called, epsilon=epsilon, public=seen, engines=[space, texts]
+        )
         lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
         models = models_of(llm, candidates_llm, writes)
         told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public={**seen, **lists, **models})

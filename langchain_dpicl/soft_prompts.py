@@ -18,7 +18,6 @@ from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
 from langchain_dpicl._training_options import ExampleFields, Validation
 from langchain_dpicl._tuning_models import engine_of
 from langchain_dpicl.backends.gradients import AskCheck
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
@@ -263,7 +262,7 @@ class PromptDPSGD:
         if failure := AskCheck(self.engine, state.weights).run():
             raise failure  # what can fail without a record fails before anything is bound or paid for
         share = declare_share(
-            private, spender, plan, component=name, epsilon=epsilon, public=public, seen_by=seen_by(self.engine)
+            private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[self.engine]
         )
         _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
         return TrainingRun(

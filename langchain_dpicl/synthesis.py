@@ -12,7 +12,6 @@ from typing import Any
 
 from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.blocks import Block
@@ -220,7 +219,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
             component=name,
             epsilon=epsilon,
             public={**plan.to_dict(), **script.to_dict()},
-            seen_by=seen_by(script),
+            engines=[script],
         )
         return cls(private, script, budget=spender, share=share, plan=plan, elsewhere=elsewhere)
 

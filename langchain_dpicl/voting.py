@@ -28,7 +28,6 @@ from langchain_dpicl._voting_options import (
     unpacked_votes,
 )
 from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.hosts import seen_by
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
@@ -233,8 +232,9 @@ class DPVotingRunnable(QueryRunnable):
         released = {"with_scores": with_scores, "abstain_below": abstain_below}
         public = {**plan.to_dict(), **task.to_dict(), **reads, **released}
         called = component if component is not None else spender.fresh_name("voting")
-        told_to = seen_by(scorer)
-        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=public, seen_by=told_to)
+        share = declare_share(
+            private, spender, plan, component=called, epsilon=epsilon, public=public, engines=[scorer]
+        )
         seen = {**public, "reader": traits_of(llm)}
         told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
         unpacked = partial(unpacked_votes, width=len(task.labels))

@@ -23,7 +23,7 @@ def seen_by(*holders: object) -> list[str]:
       holders: engines, or objects of this package that hold them.
 
     >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
-    >>> seen_by(FakeBackend(scripted({" a": 1.0})))
+    >>> seen_by(FakeBackend(scripted({" a": 1.0}), max_top_k=1))
     ['this process']
     """
     found: dict[str, None] = {}
