@@ -455,8 +455,8 @@ class TestSilence:
 
     def test_arguments_that_would_change_the_answers_shape_are_dropped(self) -> None:
         model = chat()
-        silence(model.bind(stop=["x"], n=3, stream=True, user="u")).ask(request(), retry=QUICK)
-        assert model.seen == [{"user": "u"}]
+        silence(model.bind(stop=["x"], n=3, stream=True, seed=7)).ask(request(), retry=QUICK)
+        assert model.seen == [{"seed": 7}]
 
     def test_switches_of_the_model_are_set_for_one_plain_answer(self) -> None:
         class Switches(ScriptedChat):
