@@ -191,7 +191,7 @@ def cancelled_at(
     return asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits until something holds, or gives up without a word: the test looks itself."""
     for _ in range(int(seconds / 0.002)):
         if condition():

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,14 @@ SETTINGS = {
     "log_min_messages": "error",
 }
 PATIENCE = 60.0
+
+
+def await_that(condition: Callable[[], object]) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def programs() -> Path | None:

@@ -289,7 +289,7 @@ class Held:
 def test_a_real_server_finishes_what_runs_before_it_closes_the_ledger(service: ModuleType, sqlite: str) -> None:
     uvicorn = pytest.importorskip("uvicorn")
     app = service.create_app(service.Settings.of(sqlite, KEYS))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=30))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=60))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -300,17 +300,17 @@ def test_a_real_server_finishes_what_runs_before_it_closes_the_ledger(service: M
     answers: list[httpx.Response] = []
     ask = threading.Thread(
         target=lambda: answers.append(
-            httpx.post(url, json={"question": "?"}, headers={"X-API-Key": "key-1"}, timeout=30)
+            httpx.post(url, json={"question": "?"}, headers={"X-API-Key": "key-1"}, timeout=60)
         )
     )
     ask.start()
-    assert held.asked.wait(30)
+    assert held.asked.wait(60)
     server.should_exit = True
     time.sleep(0.15)  # it has seen that by now, and waits
     assert thread.is_alive()
     held.let_go.set()
-    thread.join(30)
-    ask.join(30)
+    thread.join(60)
+    ask.join(60)
     assert [answer.status_code for answer in answers] == [200]
     with pytest.raises(LedgerError, match="closed"):
         held.share.remaining("query")

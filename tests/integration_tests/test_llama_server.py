@@ -379,7 +379,7 @@ class TestDemonstrations:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unreachable_server_is_named_in_seconds(kind: Kind) -> None:
+def test_an_unreachable_server_is_named_soon(kind: Kind) -> None:
     with socket.socket() as taken:  # bound but not listening: every connection is refused
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -387,7 +387,7 @@ def test_an_unreachable_server_is_named_in_seconds(kind: Kind) -> None:
         started = time.monotonic()
         with pytest.raises(ModelCallError, match=r"could not be reached.*Connection"):
             as_backend(stock(model="tiny", base_url=address, api_key="none"))
-    assert time.monotonic() - started < 15.0
+    assert time.monotonic() - started < 120.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

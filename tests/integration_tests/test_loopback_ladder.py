@@ -257,14 +257,14 @@ class TestOutages:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_timeout_of_the_client_is_an_outage(vllm: Provider, kind: Kind) -> None:
-    backend = LangChainBackend(model(vllm, kind, timeout=2.0), retry=QUICK)
+    backend = LangChainBackend(model(vllm, kind, timeout=5.0), retry=QUICK)
     domain = tops(backend, PROMPTS, [])
     expected = backend.open(PROMPTS, []).score(domain)
     vllm.clear()
-    vllm.script(slow(30.0), when="card payment", times=1)
+    vllm.script(slow(600.0), when="card payment", times=1)
     started = time.monotonic()
     assert np.array_equal(backend.open(PROMPTS, []).score(domain), expected)
-    assert time.monotonic() - started < 20.0
+    assert time.monotonic() - started < 300.0
     assert len(vllm.received) == len(PROMPTS) + 1
 
 

@@ -36,9 +36,11 @@ from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
 from tests.ledgers import tickets, use_simple_prices
-from tests.postgres import PostgresServer
+from tests.postgres import PostgresServer, await_that
 
 SOON = 0.3
+PATIENCE_OF_THE_HASTY = 2.0
+"""Long enough for a statement on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Where:
             return [line.kind for line in store.records()]
 
 
+def waits_for_a_lock(postgres: PostgresServer) -> bool:
+    """Says whether a session of the server is waiting for another one's lock."""
+    return bool(postgres.execute("SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+
 @pytest.fixture(autouse=True)
 def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
     use_simple_prices(monkeypatch)
@@ -78,7 +85,7 @@ def where(postgres: PostgresServer) -> Where:
 @pytest.fixture
 def hasty(where: Where) -> Where:
     """The ledger for one who does not wait long."""
-    return Where(where.conninfo, where.schema, SOON)
+    return Where(where.conninfo, where.schema, PATIENCE_OF_THE_HASTY)
 
 
 def add(store: PostgresStore, *numbers: int) -> None:
@@ -163,7 +170,7 @@ class TestLocks:
                 LedgerUnavailableError, match=r"expected the ledger within its time limits.*55P03"
             ) as caught:
                 share.reserve("t")
-            assert SOON <= time.monotonic() - start < 10
+            assert PATIENCE_OF_THE_HASTY <= time.monotonic() - start < 60
             assert "schema" not in str(caught.value).split("expected")[1]
             assert share.remaining("t") == 10
         share.reserve("t").burn()
@@ -232,7 +239,7 @@ class TestClosing:
         share.reserve("t").burn()
         with ThreadPoolExecutor(1) as pool, TestLocks().held(postgres, hasty):
             waiting = pool.submit(share.reserve, "t")
-            time.sleep(SOON / 3)
+            await_that(lambda: waits_for_a_lock(postgres))
             store.close()
             error = waiting.exception()
         assert isinstance(error, LedgerUnavailableError)
@@ -279,7 +286,7 @@ class TestLostConnections:
         with frozen(store):
             os.kill(session_of(store), signal.SIGSTOP)
             add(store, 3)  # nothing was written there, so another session is asked
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 120
         assert numbers(store) == [2, 3]
 
     def test_a_server_that_crashes_and_comes_back_grants_nothing_meanwhile_and_forgets_nothing(

@@ -6,8 +6,6 @@ import copy
 import os
 import pickle
 import socket
-import threading
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +21,7 @@ from langchain_dpicl.stores import _postgres_link, _postgres_schema, new_store, 
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
-from tests.postgres import PostgresServer, give_up, programs
+from tests.postgres import PostgresServer, await_that, give_up, programs
 
 PASSWORD = "hunter2-Zq9"
 NASTY = "\N{SNOWMAN} \\ ' \" %s %(x)s {lines} $1 \0 \n '; DROP TABLE x; -- \\"
@@ -402,10 +400,3 @@ class TestSecrets:
 def reload(postgres: PostgresServer, fsync: str) -> None:
     postgres.execute("SELECT pg_reload_conf()")
     await_that(lambda: postgres.execute("SHOW fsync") == [(fsync,)])
-
-
-def await_that(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        threading.Event().wait(0.02)

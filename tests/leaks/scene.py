@@ -44,7 +44,7 @@ def settle() -> None:
     async def others() -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:
-            await asyncio.wait(left, timeout=10)
+            await asyncio.wait(left, timeout=60)
 
     _RUNNER.run(others())
 

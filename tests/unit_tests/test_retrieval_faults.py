@@ -216,7 +216,7 @@ def test_of_two_copies_in_use_at_the_same_moment_one_releases(monkeypatch: pytes
 
     def together(self: SQLiteBalances, units: Any, settled: int) -> list[bool]:
         let_in = debit(self, units, settled)
-        both.wait(20)
+        both.wait(60)
         return let_in
 
     monkeypatch.setattr(SQLiteBalances, "debit", together)

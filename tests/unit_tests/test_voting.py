@@ -368,7 +368,7 @@ def test_a_blocking_call_below_a_running_loop_does_not_wait_for_that_loop() -> N
         await asyncio.sleep(0.01)
         return [made.invoke("which?"), await first]
 
-    assert asyncio.run(asyncio.wait_for(both(), 20)) == ["card", "card"]
+    assert asyncio.run(asyncio.wait_for(both(), 60)) == ["card", "card"]
 
 
 def test_what_is_told_again_is_told_also_when_nothing_is_left() -> None:

@@ -187,7 +187,7 @@ def test_a_walk_that_is_left_alone_is_closed_in_a_thread() -> None:
         work.close()
 
     asyncio.run(main())
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert closed == [False]
 
 

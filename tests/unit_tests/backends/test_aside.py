@@ -30,7 +30,7 @@ class Work:
 
     def __call__(self) -> Any:
         self.begun.set()
-        assert self.let_go.wait(10)
+        assert self.let_go.wait(60)
         self.ended.set()
         if isinstance(self.outcome, BaseException):
             raise self.outcome

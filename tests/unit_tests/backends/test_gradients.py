@@ -280,7 +280,7 @@ class SideBySide(Engine):
         late = threading.Event()
 
         def work(group: Any) -> None:
-            late.wait(5)
+            late.wait(60)
             add(np.full((1, WIDTH), 1.0))
 
         started = [threading.Thread(target=work, args=(group,)) for group in groups if "raises" not in group[0].text]

@@ -145,7 +145,7 @@ class TestThreads:
         go, left = threading.Event(), []
 
         def wait_and_log(text: str) -> None:
-            go.wait(10)
+            go.wait(60)
             LOG.critical(text)
 
         def leave(text: str) -> None:

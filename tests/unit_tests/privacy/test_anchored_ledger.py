@@ -368,16 +368,16 @@ def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own(
 
     def hold(_: list[str]) -> None:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     store.at_commit = hold
     writer = threading.Thread(target=lambda: share.reserve("t"))
     writer.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     child = os.fork()
     if not child:
         code = 1
-        signal.alarm(20)  # to wait for the parent's lock would be to wait for ever
+        signal.alarm(60)  # to wait for the parent's lock would be to wait for ever
         try:
             store._lock, store._view, store.at_commit = threading.RLock(), None, lambda kinds: None
             del store._lines[2:]  # what the parent had not committed
@@ -430,7 +430,7 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
         if started.is_set():
             return
         started.set()
-        waiting.wait(10)
+        waiting.wait(60)
         time.sleep(0.2)  # the others stand in line by now
         raise UNAVAILABLE
 
@@ -440,8 +440,8 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
         return _outcome(lambda: share.reserve("t"))
 
     def later() -> Any:
-        assert started.wait(10)
-        waiting.wait(10)
+        assert started.wait(60)
+        waiting.wait(60)
         return _outcome(lambda: share.reserve("t"))
 
     with ThreadPoolExecutor(5) as pool:
