@@ -31,7 +31,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -58,6 +58,14 @@ planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has t
 
 audit: .venv-test/.ready postgres  ## every audit of the package, with every planted bug: caught / planted, false alarms (or ARGS="--only token")
 	.venv-test/bin/python tests/check_audit.py -n 2 $(ARGS)
+
+# What loads the processors comes with the system, as PostgreSQL does.
+steady: .venv-test/.ready postgres  ## the whole suite ten times, in random orders, on busy processors; failures by test (or ARGS="--runs 1")
+	@command -v stress-ng > /dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install stress-ng > /dev/null; \
+	} || { echo "stress-ng is not installed and cannot be from here: install it"; exit 1; }
+	.venv-test/bin/python tests/check_steady.py $(ARGS)
 
 check-source: .venv-test/.ready
 	.venv-test/bin/ruff check .

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
+from tests.ordering import shuffled
 from tests.traced import is_traced
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -104,9 +105,20 @@ def trace(here: Any, elsewhere: Any) -> None:
     threading.settrace(elsewhere)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order-seed", type=int, help="run tests in the random order of this seed (make steady)")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("order_seed")
+    return None if seed is None else f"random order of seed {seed}"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts traced tests first: what others leave in caches would not be computed again, and not be covered."""
+    """Shuffles where a seed is given. Puts traced tests first: what others leave in caches would not be covered."""
+    if (seed := config.getoption("order_seed")) is not None:
+        items[:] = shuffled(items, seed)
     if TRACERS in config.stash:
         items.sort(key=lambda item: item.get_closest_marker("traced") is None)
 
