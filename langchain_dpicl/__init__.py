@@ -5,6 +5,7 @@ The public face: what is listed here is promised; everything else is importable 
 
 from importlib.metadata import version
 
+from langchain_dpicl._wrapper_rules import allow_wrappers
 from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.backends.langchain import LangChainBackend
@@ -148,6 +149,7 @@ __all__ = [
     "ValueDiscovery",
     "VotingResult",
     "Workplace",
+    "allow_wrappers",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",
     "get_privacy_budget_callback",

@@ -102,12 +102,16 @@ def check_ledger(store: LedgerStore, *, anchor: LedgerAnchor | None = None, rece
 
 def _priced(store: LedgerStore, header: LedgerHeader, state: LedgerState) -> tuple[PrivacyReport, float, list[str]]:
     """Prices every sealed share again, and holds what is shown beside it against its tickets."""
-    shares = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
+    shares, named = [ShareEntry(share.terms, share.stamp) for share in state.sealed], sorted(state.allowed_wrappers)
     try:
-        report = PrivacyReport.build(header, store, state.bindings, shares)
+        report = PrivacyReport.build(header, store, state.bindings, shares, named)
         verified = verify_report(report)
     except UNREADABLE as error:
-        return PrivacyReport.build(header, store, {}, shares), math.inf, [f"entries cannot be read: {why(error)}"]
+        return (
+            PrivacyReport.build(header, store, {}, shares, named),
+            math.inf,
+            [f"entries cannot be read: {why(error)}"],
+        )
     return report, verified.epsilon, list(verified.problems)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
+from langchain_dpicl import _wrapper_rules
 from tests.ordering import shuffled
 from tests.traced import is_traced
 
@@ -185,6 +186,14 @@ def nothing_bound() -> None:
     bound = sys.modules.get("langchain_dpicl.privacy.bound_units")
     if bound is not None:
         bound._BOUND.clear()
+
+
+@pytest.fixture(autouse=True)
+def own_allowed_wrappers() -> Iterator[None]:
+    """What a test names for its process is forgotten after it."""
+    named = _wrapper_rules._named
+    yield
+    _wrapper_rules._named = named
 
 
 @pytest.fixture(scope="session")

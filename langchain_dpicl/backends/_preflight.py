@@ -1,31 +1,45 @@
-"""Which models can be called in silence, and what stands on a prompt's way. Knows no prompt and makes no call.
+"""Refuses models that cannot be called in silence, and finds what stands on a prompt's way.
 
 Instrumentation of a provider's SDK, or of a model class, replaces functions that prompts pass through. So these are
-looked up here: `Way.trouble` names the package that stands in one. Known recorders are refused wherever they stand,
-as wrappers or as classes; any other package only in the classes of an SDK or of LangChain, as what users put around
-code of their own is theirs.
+looked up here: `Way.trouble` names the package that stands in one. Known recorders are refused wherever they stand, as
+wrappers or as classes. In the classes of installed distributions any other package is refused too, unless it was shown
+to see no bodies (`_wrapper_rules`) or the operator names it; what users put around code of their own is theirs.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
-import itertools
-import operator
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 
+from langchain_dpicl._wrapper_rules import RECORDERS, Place, allowed_wrappers, is_within
+from langchain_dpicl.backends import _switches
+from langchain_dpicl.backends._sight import Sight
+from langchain_dpicl.backends._standing import (
+    HTTP,
+    NAMELESS,
+    Bench,
+    attribute,
+    is_installed,
+    is_installed_module,
+    modules_of,
+    shown,
+    static,
+    top_of,
+    tops_of,
+)
 from langchain_dpicl.exceptions import UnsilencableModelError
 
 Kind: TypeAlias = Literal["chat", "completion", "decisions"]
-Marks: TypeAlias = list[tuple[Any, tuple[Any, ...]]]
 
 GENERATING = ("_generate", "_agenerate")
 DECIDING = ("_decide", "_adecide")
@@ -41,25 +55,9 @@ _PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, *EMBEDDING, "_
 # OpenAI's and Anthropic's SDKs, and others made by the same generator, have these bases.
 _SDK_BASES = frozenset({"SyncAPIClient", "AsyncAPIClient", "SyncAPIResource", "AsyncAPIResource"})
 _TRANSPORTS = frozenset({"BaseTransport", "AsyncBaseTransport"})
+_CARRYING = HTTP | {"httpx_aiohttp", "pydantic", "typing_extensions"}
+_REQUESTING = frozenset({"requests", "urllib3"})
 _REQUESTS = frozenset({"create", "parse", "stream", "post", "_post", "request", "_request", "send"})
-
-_HTTP = frozenset({"httpx", "httpx2"})
-_DECORATORS = (sys.stdlib_module_names | _HTTP | {"langchain_core", "pydantic", "tenacity", "typing_extensions"}) - {
-    "unittest"
-}
-"""Packages whose decorators wrap methods where these are defined, and record nothing."""
-
-# fmt: off
-_RECORDERS = frozenset({
-    "agentops", "braintrust", "ddtrace", "elasticapm", "helicone", "langfuse", "langsmith", "literalai", "logfire",
-    "lunary", "mlflow", "newrelic", "openinference", "openlit", "opentelemetry", "opik", "portkey_ai", "posthog",
-    "sentry_sdk", "traceloop", "unittest", "wandb", "weave",
-})
-# fmt: on
-"""Packages that record calls: refused around any method, and as a class, even of or in a package not known here."""
-
-_FAMILIES = (["instrumentation"], ["integrations"])
-"""Second parts of module names that say which one of a package it is."""
 
 _PARTS_OF_PARTS = 3
 """How deep clients of any SDK are looked into, as in `client.chat.completions`: the model is at 0, a client at 1."""
@@ -75,6 +73,11 @@ _ADVICE = {
     "LangchainInstrumentor(disable_trace_context_propagation=True)",
 }
 _ANY_ADVICE = "make private calls in a process without it, or take it off (uninstrument) and build the model after that"
+_UNKNOWN_ADVICE = "if it reads no request and no answer, call allow_wrappers({!r}) before the model is built"
+_LITELLM_ADVICE = (
+    "make private calls in a process where none of them is set (LiteLLM's Router sets callbacks of its own), or take "
+    "the provider's own LangChain class"
+)
 
 
 def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
@@ -85,7 +88,7 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
     """
     if isinstance(model, BaseChatModel | BaseLLM):
         return ("chat" if isinstance(model, BaseChatModel) else "completion"), GENERATING
-    if any((_top(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
+    if any((top_of(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
         for doors in (DECIDING, CLASSIFYING):
             if all(callable(getattr(type(model), name, None)) for name in doors):
                 return "decisions", doors
@@ -145,7 +148,7 @@ def refuse_gateway(kind: str, values: Iterable[Any]) -> None:
     """
     asked = os.environ.get("LANGSMITH_GATEWAY", "")
     gateways = {_GATEWAY} if asked.lower() in _OFF | _ON else {_GATEWAY, asked.rstrip("/")}
-    addresses = [str(value if isinstance(value, str) else _attribute(value, "base_url")) for value in values]
+    addresses = [str(value if isinstance(value, str) else attribute(value, "base_url")) for value in values]
     if any(f"{address}/".startswith(tuple(f"{gateway}/" for gateway in gateways)) for address in addresses):
         raise UnsilencableModelError(
             f"expected {kind} to call its provider, found the address of the LangSmith gateway, which would see the "
@@ -162,76 +165,136 @@ def hush_clients(model: Any) -> None:
 
 
 class Way:
-    """The functions that a model's prompts pass through; one object per silent model."""
+    """The functions that a model's prompts pass through; one object per silent model.
+
+    Wrappers that the operator names later are not accepted: its ledger would not say so of calls paid for before.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._seen: _Sight | None = None  # one attribute, as threads share it
+        self._named = allowed_wrappers()
+        self._seen: Sight | None = None  # one attribute, as threads share it
 
     def trouble(self) -> str:
         """Returns "" where nobody stands on the way, or a message; looks again only when something has changed."""
         seen = self._seen
         if seen is None or seen.is_old():
-            seen = self._seen = _Sight(*_look(self._model))
+            seen = self._seen = _look(self._model, self._named)
         return seen.trouble
 
 
-class _Sight:
-    """What was found on the way, and where: before each call, all of that is compared, so it is kept as two flat runs.
-
-    Once for many calls would do only if nobody could start instrumenting meanwhile, as another thread can.
-    """
-
-    __slots__ = ("_lengths", "_places", "_was", "trouble")
-
-    def __init__(self, marks: Marks, trouble: str) -> None:
-        self.trouble = trouble
-        self._places = [now for now, _ in marks]
-        self._lengths = [len(was) for _, was in marks]
-        self._was = [value for _, was in marks for value in was]
-
-    def is_old(self) -> bool:
-        """Whether anything has changed since."""
-        try:
-            if [*map(len, self._places)] != self._lengths:
-                return True
-            # By identity: a proxy says that it equals what it wraps.
-            return any(map(operator.is_not, itertools.chain.from_iterable(self._places), self._was))
-        except RuntimeError:  # changed while it was read
-            return True
-
-
-def _look(model: Any) -> tuple[Marks, str]:
-    """Returns what stands on the way now, and a message about the first package that does not belong there."""
-    marks: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-    found: dict[str, list[str]] = {}
+def _look(model: Any, named: Sequence[str] = ()) -> Sight:
+    """Returns what stands on the way now, with a message about the first package that does not belong there."""
+    scene = _Scene(model, named)
     for thing, depth in _things(model):
-        kind = type(thing)
-        if depth <= _PARTS_OF_PARTS or _is_sdk(kind) or _is_http(kind):
+        scene.look_at(thing, depth)
+    scene.look_around()
+    return Sight([*scene.marks.values()], scene.trouble(), [*scene.functions.values()])
+
+
+class _Scene:
+    """One look: what is compared later, and who stands where he does not belong."""
+
+    def __init__(self, model: Any, named: Sequence[str]) -> None:
+        self.model = model
+        self.named = named
+        self.marks: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        self.found: dict[str, list[str]] = {}
+        self.things: list[Any] = []
+
+    def look_at(self, thing: Any, depth: int) -> None:
+        """Looks at one object on the way, and at its classes."""
+        self.things.append(thing)
+        kind = thing if issubclass(type(thing), type) else type(thing)
+        if kind is not thing and (depth <= _PARTS_OF_PARTS or _is_sdk(kind) or _is_http(kind)):
             # Of the model the names: its fields may change with each call, and a method in the way is a new name.
-            own: Any = vars(thing) if thing is model else vars(thing).values()
-            marks[id(thing)] = (own, tuple(own))
+            self._mark(thing, vars(thing) if thing is self.model else vars(thing).values())
             requests = [(name, value) for name, value in vars(thing).copy().items() if _is_request(thing, name)]
-            _find(found, kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
+            self._find(kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
         for given in _given(thing):
-            marks[id(given)] = (given, tuple(given))
+            self._mark(given, given)
             # Hooks are told of each request. Those that users write are theirs, as transports are that they write.
-            _find(found, kind, [("event_hooks", hook) for hook in given if callable(hook)], is_strict=False)
+            hooks = [("event_hooks", hook) for hook in given if callable(hook)]
+            for hook in hooks:
+                self._find(kind, [hook], is_strict=_is_installed_code(hook[1]))
         for base in kind.__mro__:
-            if _top(base.__module__) in _RECORDERS:
-                found.setdefault(_package(base.__module__), []).append(kind.__name__)
+            if top_of(base.__module__) in RECORDERS:
+                self._note(shown(base.__module__), kind.__name__)
             if _is_looked_at(base):
-                marks[id(base)] = (vars(base).values(), tuple(vars(base).values()))
-                _find(found, base, vars(base).copy().items(), is_strict=_is_strict(kind, base))
-    for culprit, places in found.items():
-        advice = next((text for start, text in _ADVICE.items() if culprit.startswith(start)), _ANY_ADVICE)
-        standing = dict.fromkeys(places)
-        shown = ", ".join([*standing][:2]) + (f" and {len(standing) - 2} more" if len(standing) > 2 else "")
-        return list(marks.values()), (
-            f"{type(model).__name__} cannot be called in silence: {culprit} stands before {shown} and would see the "
-            f"prompts; {advice}"
-        )
-    return list(marks.values()), ""
+                self._mark(base, vars(base).values())
+                self._find(base, vars(base).copy().items(), is_strict=_is_strict(kind, base))
+
+    def look_around(self) -> None:
+        """Looks at what is told of every call, and at what cannot be looked into."""
+        for name, value in vars(self.model).copy().items():
+            opaque = _opaque(value) if "client" in name else ""
+            if opaque and not is_within(opaque, self.named):
+                self._note(opaque, f"{type(self.model).__name__}.{name}, which cannot be looked into,")
+        for module, kind in self._strangers():
+            self._note(shown(module), kind.__name__)
+        self._mark(_switches.CARRIED, _switches.CARRIED)
+        bench = Bench(frozenset({"langchain_core"}), is_strict=True, named=self.named)
+        tops = tops_of(base for thing in self.things for base in type(thing).__mro__ if is_installed(base))
+        for culprit, place in _switches.before_messages(bench, tops):
+            self._note(culprit, place)
+
+    def _strangers(self) -> Iterator[tuple[str, type]]:
+        """Yields what objects of SDKs and HTTP clients inherit from other distributions, which nobody names."""
+        kinds = [type(thing) for thing in self.things]
+        clients = [base for kind in kinds if not (_is_sdk(kind) or _is_http(kind)) for base in kind.__mro__]
+        sdks = tops_of(type(self.model).__mro__).union(*map(_sdks, kinds), _CARRYING)
+        for kind in kinds:
+            if _is_sdk(kind) or _is_http(kind):
+                known = sdks if _is_sdk(kind) else sdks | tops_of(clients)
+                yield from ((module, kind) for module in _made_in(kind) if not self._is_known(module, known))
+
+    def _is_known(self, module: str, known: frozenset[str]) -> bool:
+        return top_of(module) in known or is_within(module, self.named) or not is_installed_module(module)
+
+    def trouble(self) -> str:
+        """Returns the message about the first package that was found, or about LiteLLM; "" where there is neither."""
+        start = f"{type(self.model).__name__} cannot be called in silence: "
+        for culprit, places in self.found.items():
+            standing = dict.fromkeys(places)
+            where = ", ".join([*standing][:2]) + (f" and {len(standing) - 2} more" if len(standing) > 2 else "")
+            return f"{start}{culprit} stands before {where} and {_danger_and_advice(culprit)}"
+        if not _switches.uses_litellm(self.things):
+            return ""
+        self.marks |= {id(now): (now, was) for now, was in _switches.litellm_marks()}
+        told = _switches.litellm_trouble(self.model)
+        return f"{start}{told} would see or keep what it is asked and answers; {_LITELLM_ADVICE}" if told else ""
+
+    def _mark(self, owner: Any, now: Any) -> None:
+        self.marks[id(owner)] = (now, tuple(now))
+
+    def _note(self, culprit: str, place: str) -> None:
+        self.found.setdefault(culprit, []).append(place)
+
+    def _find(self, owner: type, items: Iterable[tuple[str, Any]], *, is_strict: bool) -> None:
+        """Notes each method of `owner` that another package stands before, under that package's name."""
+        top = top_of(owner.__module__)
+        place: Place | None = "http" if _is_http(owner) or top in _REQUESTING else None
+        bench = Bench(frozenset({top}), is_strict=is_strict, place=place, named=self.named)
+        for name, value in items:
+            if (name.startswith("__") and name != "__call__") or (
+                top == "langchain_core" and name not in _PROMPT_TAKERS
+            ):
+                continue
+            met: list[types.FunctionType] = []
+            culprit = bench.culprit(value, met=met)
+            if type(value) not in {property, functools.cached_property}:  # their functions are given no text
+                self.functions |= {id(function): function for function in met}
+            if culprit:
+                self._note(culprit, f"{owner.__name__}.{name}")
+
+
+def _danger_and_advice(culprit: str) -> str:
+    if top_of(culprit) in RECORDERS:
+        known = (text for start, text in _ADVICE.items() if culprit.startswith(start))
+        return f"would see the prompts; {next(known, _ANY_ADVICE)}"
+    named = "" if culprit == NAMELESS else f"; {_UNKNOWN_ADVICE.format(culprit)}"
+    return f"may see the prompts, as nothing is known of it; {_ANY_ADVICE}{named}"
 
 
 def _things(model: Any) -> Iterator[tuple[Any, int]]:
@@ -245,6 +308,8 @@ def _things(model: Any) -> Iterator[tuple[Any, int]]:
     seen = {id(model)}
     for thing, depth in todo:  # it grows; the shallow come first
         yield thing, depth
+        if issubclass(type(thing), type):
+            continue
         if _is_sdk(type(thing)):
             # Made on first use, on the way of a call: looked at before the first prompt passes.
             _make(thing, ["with_raw_response" if hasattr(type(thing), "create") else "messages"])
@@ -257,9 +322,12 @@ def _things(model: Any) -> Iterator[tuple[Any, int]]:
             is_known = _is_sdk(kind) or _is_http(kind)
             is_client = thing is model and "client" in name
             is_part = depth < _PARTS_OF_PARTS and not _is_http(type(thing)) and _is_looked_at(kind)
-            is_next = is_known or is_part or (is_client and _top(kind.__module__) in _RECORDERS)  # mocks record calls
+            is_next = is_known or is_part or (is_client and top_of(kind.__module__) in RECORDERS)  # mocks record calls
             is_new = id(item) not in seen and not issubclass(kind, type)
-            if is_next and is_new and isinstance(_attribute(item, "__dict__"), dict):
+            if is_client and issubclass(kind, type) and id(item) not in seen:
+                seen.add(id(item))
+                todo.append((item, depth + 1))
+            elif is_next and is_new and isinstance(attribute(item, "__dict__"), dict):
                 seen.add(id(item))
                 is_inside = thing is not model or is_known or is_client
                 todo.append((item, depth + 1 if is_inside else _PARTS_OF_PARTS + 1))
@@ -281,7 +349,7 @@ def _clients(model: Any) -> list[str]:
 def _make(thing: Any, names: Iterable[str]) -> None:
     """Has a thing make its cached parts; a part that cannot be made is not on the way."""
     for name in names:
-        if type(_static(type(thing), name)) is functools.cached_property:
+        if type(static(type(thing), name)) is functools.cached_property:
             with contextlib.suppress(Exception):
                 getattr(thing, name)
 
@@ -295,23 +363,36 @@ def _is_of_sdk(base: type) -> bool:
 
 
 def _is_http(kind: type) -> bool:
-    names = [(_top(base.__module__), base.__name__) for base in kind.__mro__]
-    return any(name in _TRANSPORTS or (top in _HTTP and name == "BaseClient") for top, name in names)
+    names = [(top_of(base.__module__), base.__name__) for base in kind.__mro__]
+    return any(name in _TRANSPORTS or (top in HTTP and name == "BaseClient") for top, name in names)
 
 
 def _is_looked_at(base: type) -> bool:
-    top = _top(base.__module__)
+    top = top_of(base.__module__)
     if top == "langchain_core":
         return not _PROMPT_TAKERS.isdisjoint(vars(base))
-    if top in _HTTP:
+    if top in HTTP:
         return _is_http(base)  # not what it keeps: addresses, headers, timeouts
     return top not in sys.stdlib_module_names and top not in {"pydantic", "pydantic_core", "typing_extensions"}
 
 
 def _is_strict(kind: type, base: type) -> bool:
-    """Whether any package counts that stands in a base: in an SDK's and LangChain's, not in what users write."""
-    top = _top(base.__module__)
-    return top.startswith("langchain_") or top in {_top(each.__module__) for each in kind.__mro__ if _is_of_sdk(each)}
+    """Whether any package counts that stands in a base: in what is installed, not in what users write."""
+    top = top_of(base.__module__)
+    return top.startswith("langchain_") or top in HTTP or top in _sdks(kind) or is_installed(base)
+
+
+def _made_in(kind: type) -> Iterator[str]:
+    """Yields the modules of a class and its bases; by their functions, as SDKs give their name to others' classes."""
+    for base in kind.__mro__:
+        functions = [value for value in vars(base).values() if type(value) is types.FunctionType]
+        modules = dict.fromkeys(str(function.__globals__.get("__name__")) for function in functions)
+        yield from (module for module in modules if top_of(module) == top_of(base.__module__))
+
+
+def _sdks(kind: type) -> frozenset[str]:
+    """Returns the packages of the SDKs that a class is made of."""
+    return tops_of(base for base in kind.__mro__ if _is_of_sdk(base))
 
 
 def _is_request(thing: Any, name: str) -> bool:
@@ -319,81 +400,24 @@ def _is_request(thing: Any, name: str) -> bool:
     value = vars(thing).get(name)
     if type(value) is types.MethodType and _is_sdk(type(value.__self__)):
         is_held = any(value.__self__ is held for held in [*vars(thing).values()])
-        if is_held and _static(type(value.__self__), str(_attribute(value, "__name__"))) is value.__func__:
+        if is_held and static(type(value.__self__), str(attribute(value, "__name__"))) is value.__func__:
             return False  # a resource keeps methods of the client that it keeps: those are looked at there
     fields = getattr(type(thing), "model_fields", None)
     is_field = isinstance(fields, dict) and name in fields
-    return not is_field and (name in _REQUESTS or type(_static(type(thing), name)) is types.FunctionType)
+    return not is_field and (name in _REQUESTS or type(static(type(thing), name)) is types.FunctionType)
 
 
-def _find(found: dict[str, list[str]], owner: type, items: Iterable[tuple[str, Any]], *, is_strict: bool) -> None:
-    """Notes each method of `owner` that another package stands before, under that package's name."""
-    is_core = _top(owner.__module__) == "langchain_core"
-    is_http = _is_http(owner)
-    for name, value in items:
-        if name.startswith("__") or (is_core and name not in _PROMPT_TAKERS):
-            continue
-        culprit = _culprit(value, _top(owner.__module__), is_strict=is_strict)
-        # Sentry counts HTTP requests in the context of the call, and that is thrown away with the call.
-        if culprit and not (is_http and culprit.startswith("sentry_sdk")):
-            found.setdefault(culprit, []).append(f"{owner.__name__}.{name}")
+def _opaque(value: Any) -> str:
+    """Returns the module of a client of which no function can be looked at, such as a module; "" of any other."""
+    if issubclass(type(value), types.ModuleType):
+        return "" if top_of(value.__name__) == _switches.LITELLM else value.__name__
+    kind = type(value)
+    if kind.__module__ == "builtins":  # compiled classes that say nothing of their package say that
+        return "" if getattr(builtins, kind.__name__, kind) is kind else NAMELESS
+    is_empty = not any(type(item) is types.FunctionType for base in kind.__mro__ for item in vars(base).values())
+    return kind.__module__ if is_empty and is_installed(kind) else ""
 
 
-def _culprit(value: Any, home: str, *, is_strict: bool) -> str:
-    """Returns the package of the first layer around a method that does not belong there, or ""."""
-    for layer in _layers(value):
-        module = _module(layer)
-        top = _top(module)
-        if top in _RECORDERS or (is_strict and top != home and top not in _DECORATORS):
-            return _package(module)
-    return ""
-
-
-def _package(module: str) -> str:
-    """Returns what to call the package of a module: with the integration's name, where it has several."""
-    return ".".join(module.split(".")[:3]) if module.split(".")[1:2] in _FAMILIES else _top(module)
-
-
-def _layers(value: Any) -> Iterator[Any]:
-    """Yields a method and what is wrapped inside; by `type`, as proxies pretend to be what they wrap."""
-    for _ in range(20):
-        kind = type(value)
-        if kind in {staticmethod, classmethod, types.MethodType}:
-            value = value.__func__
-        elif kind is property:
-            value = value.fget
-        elif kind in {functools.cached_property, functools.partial, functools.partialmethod}:
-            value = value.func
-        else:
-            yield value
-            value = _attribute(value, "__wrapped__")
-        if value is None:
-            return
-
-
-def _module(layer: Any) -> str:
-    """Returns the module whose code a layer is; `functools.wraps` copies `__module__`, but not the globals."""
-    kind = type(layer)
-    if kind is types.FunctionType:
-        return str(layer.__globals__.get("__name__", ""))
-    if issubclass(kind, type) or not callable(layer):
-        return "builtins"
-    wrapper = _attribute(layer, "_self_wrapper")
-    if type(wrapper) is types.FunctionType:
-        return _module(wrapper)
-    return (kind if wrapper is None else type(wrapper)).__module__
-
-
-def _attribute(value: Any, name: str) -> Any:
-    """Returns an attribute of what may be a proxy for something that cannot be had; then, as without it, None."""
-    with contextlib.suppress(Exception):
-        return getattr(value, name, None)
-    return None
-
-
-def _static(kind: type, name: str) -> Any:
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
+def _is_installed_code(hook: Any) -> bool:
+    """Whether a hook is of an installed distribution, and so not the user's own."""
+    return any(is_installed_module(module) for module in modules_of(hook))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from langchain_dpicl._wrapper_rules import allowed_wrappers
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -373,6 +374,8 @@ class Desk:
             body |= {"count": count, "amount": float(amount)}
             if tenant is not None:
                 body["tenant"] = tenant
+            if named := allowed_wrappers():
+                body["allowed_wrappers"] = list(named)
             if self.store.durable:
                 # Two copies of one ledger that both go on, at the same second and for the same, write two lines.
                 body["nonce"] = secrets.token_hex(8)

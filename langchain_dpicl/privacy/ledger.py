@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from langchain_dpicl._wrapper_rules import allowed_wrappers
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import check_name, exact, round_down
@@ -339,7 +340,9 @@ class Budget(Uncopyable):
             state = self._desk.refresh()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
             pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
-            return PrivacyReport.build(self._desk.header, self._store, state.bindings, [*sealed, *pending])
+            named = sorted({*state.allowed_wrappers, *allowed_wrappers()})
+            shares = [*sealed, *pending]
+            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, named)
 
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and asks the anchor, if there is one.

@@ -92,6 +92,7 @@ class LedgerState:
       head: its hash.
       bindings: declarations of the data sets bound to this ledger, by `dataset_id`.
       shares: the sealed share of each component.
+      allowed_wrappers: modules that operators named, in any process that reserved tickets; see `allow_wrappers`.
     """
 
     def __init__(self, header: LedgerHeader) -> None:
@@ -100,6 +101,7 @@ class LedgerState:
         self.head = header.digest
         self.bindings: dict[str, Mapping[str, Any]] = {}
         self.shares: dict[str, SealedShare] = {}
+        self.allowed_wrappers: frozenset[str] = frozenset()
         self._sealed: list[SealedShare] = []
         self._components: dict[str, Component] = {}
         self._left: dict[tuple[str, Slot], Amount] = {}
@@ -196,6 +198,10 @@ class LedgerState:
         tenant = body.get("tenant", "")
         if type(tenant) is not str:
             raise LedgerError("expected a tenant's name as text")
+        named = body.get("allowed_wrappers", [])
+        _require(isinstance(named, list | tuple) and all(isinstance(name, str) for name in named), "names of modules")
+        if not self.allowed_wrappers.issuperset(named):
+            self.allowed_wrappers |= frozenset(named)
         self._left[component.name, slot] = left
         self._open[record.seq] = _Open(component.name, slot, unit, count, refundable, tenant, record.stamp)
         whose = component.name, tenant

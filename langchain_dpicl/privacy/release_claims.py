@@ -11,7 +11,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
 from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, own_version, words_of
+from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, check_wrappers, own_version, words_of
 from langchain_dpicl.privacy.shown import UNREADABLE, why
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 
@@ -191,6 +191,7 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
             if not are_words_of(data, name, adjacency, limits["epsilon"]):
                 yield f"{name}: not the words of this version"
     _check_ledger(data["ledger"])
+    check_wrappers(data.get("allowed_wrappers", []))
 
 
 def _check_ledger(ledger: Any) -> None:

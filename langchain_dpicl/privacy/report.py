@@ -88,6 +88,7 @@ class PrivacyReport:
       datasets: declarations of the data sets bound.
       shares: sealed ones first, then those declared in this process only.
       version: of this package.
+      allowed_wrappers: modules that operators named in processes that this ledger paid in; see `allow_wrappers`.
       packages: versions of what computes prices, in the process that made the report; other processes may have
         declared shares with others.
       table: epsilon at other deltas, where `with_epsilons` was asked for it.
@@ -99,6 +100,7 @@ class PrivacyReport:
     datasets: tuple[Mapping[str, Any], ...]
     shares: tuple[ShareEntry, ...]
     version: str
+    allowed_wrappers: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=package_versions)
     table: EpsilonTable | None = None
 
@@ -109,6 +111,7 @@ class PrivacyReport:
         store: LedgerStore,
         bindings: Mapping[str, Mapping[str, Any]],
         shares: Sequence[ShareEntry],
+        wrappers: Sequence[str],
     ) -> PrivacyReport:
         """Freezes what the ledger says now.
 
@@ -117,9 +120,10 @@ class PrivacyReport:
           store: where it lives.
           bindings: the declaration of each data set, by `dataset_id`.
           shares: sealed ones in the order of the ledger, then those declared only.
+          wrappers: what operators allowed to stand before private calls.
         """
         datasets = tuple(copy.deepcopy(dict(bindings[name])) for name in sorted(bindings))
-        return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version())
+        return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version(), tuple(wrappers))
 
     @property
     def epsilon(self) -> float:
@@ -172,6 +176,7 @@ class PrivacyReport:
             "datasets": [dict(dataset) for dataset in self.datasets],
             "shares": [share.to_dict() for share in self.shares],
             **({} if self.table is None else {"epsilons": self.table.to_dict()}),
+            **({} if not self.allowed_wrappers else {"allowed_wrappers": list(self.allowed_wrappers)}),
             **words_of(self.ledger.adjacency, self.ledger.epsilon),
         }
         return copy.deepcopy({**data, "digest": report_digest(data)})
@@ -265,7 +270,6 @@ def verify_report(report: Reported) -> VerifiedReport:
 
 
 def _read(report: Any) -> Any:
-    """Returns what was given, texts and reports as JSON values."""
     if isinstance(report, PrivacyReport):
         return report.to_dict()
     if isinstance(report, (str, bytes)):

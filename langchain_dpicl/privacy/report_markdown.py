@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.privacy.report_text import bound_words, seen_by, size_words
-from langchain_dpicl.privacy.report_words import DIES, rounded_up
+from langchain_dpicl.privacy.report_words import DIES, rounded_up, wrappers_words
 
 Json = Mapping[str, Any]
 
@@ -198,6 +198,9 @@ def _words(data: Json) -> Iterator[str]:
         if name == "trust" and (hosts := seen_by(data)):
             yield ""
             yield "Private text is sent to " + ", ".join(map(code, hosts)) + "."
+        if name == "trust" and (named := data.get("allowed_wrappers")):
+            yield ""
+            yield wrappers_words([code(each) for each in named])
     yield ""
 
 

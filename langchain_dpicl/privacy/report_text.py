@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from langchain_dpicl.privacy.report_words import DIES, rounded_up
+from langchain_dpicl.privacy.report_words import DIES, rounded_up, wrappers_words
 
 Json = Mapping[str, Any]
 
@@ -36,6 +36,8 @@ def _lines(data: Json) -> Iterator[str]:
     yield "  " + data["trust"]
     if hosts := seen_by(data):
         yield "  Private text is sent to: " + ", ".join(hosts) + "."
+    if named := data.get("allowed_wrappers"):
+        yield "  " + wrappers_words(named)
     yield "  " + data["noise_gap"]
     yield "  " + data["digest_means"]
     if versions := data.get("packages"):

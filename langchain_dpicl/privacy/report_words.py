@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
-from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy._validate import Adjacency, fail
 
 PACKAGE = "langchain-dpicl"
 PRICED_WITH = ("dp-accounting", "prv-accountant", "numpy", "scipy")
@@ -47,6 +47,20 @@ DIGEST_MEANS = (
     "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
 )
 DIES = "This ledger dies with its process: after a restart nothing remembers what was spent."
+
+
+def wrappers_words(named: Sequence[str]) -> str:
+    """Says which wrappers stood, or could stand, before private calls on an operator's word."""
+    return (
+        f"Allowed to stand before private calls, on the operator's word that they read no request and no answer: "
+        f"{', '.join(named)}."
+    )
+
+
+def check_wrappers(named: Any) -> None:
+    """Refuses names of wrappers that are none; reports made before there were any have an empty list."""
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise fail("allowed_wrappers", "a list of names of modules", named)
 
 
 def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:

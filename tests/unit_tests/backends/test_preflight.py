@@ -24,7 +24,11 @@ from langchain_core.messages import HumanMessage
 from langsmith import traceable
 from tenacity import retry
 
+from langchain_dpicl import _wrapper_rules
+from langchain_dpicl._wrapper_rules import RECORDERS, allow_wrappers
 from langchain_dpicl.backends import _preflight
+from langchain_dpicl.backends._sight import Sight
+from langchain_dpicl.backends._standing import DECORATORS
 from langchain_dpicl.backends.calls import Calls
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence
@@ -39,6 +43,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A test tried to use socket:UserW
 
 ROOT = Path(__file__).resolve().parents[3]
 ONCE = RetryPolicy(max_attempts=1)
+THEIRS = "tests.unit_tests.backends.recording_package"
 STOCK = ("ChatOpenAI", "OpenAI", "OpenAIDecisions", "ChatAnthropic")
 
 
@@ -204,9 +209,9 @@ class TestInstrumentedMethods:
         model, owner = stock(name), located(path)
         silent = silence(model)
         monkeypatch.setattr(owner, method, Recorder().by_wraps(vars(owner)[method]))
-        with pytest.raises(UnsilencableModelError, match=f"tests stands before .*{owner.__name__}.{method}"):
+        with pytest.raises(UnsilencableModelError, match=f"{THEIRS} stands before .*{owner.__name__}.{method}"):
             silence(model)
-        assert "tests stands before" in silent.trouble()
+        assert f"{THEIRS} stands before" in silent.trouble()
         monkeypatch.undo()
         assert silent.trouble() == ""
         assert silence(model).trouble() == ""
@@ -286,7 +291,7 @@ class TestInstrumentedMethods:
     def test_inherited_from_langchain_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         silent = silence(made(fresh()))
         monkeypatch.setattr(BaseChatModel, "_agenerate", Recorder().by_wrapt(BaseChatModel._agenerate))
-        assert "tests stands before BaseChatModel._agenerate" in silent.trouble()
+        assert f"{THEIRS} stands before BaseChatModel._agenerate" in silent.trouble()
 
     def test_put_over_an_inherited_one_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kind = fresh()
@@ -307,7 +312,7 @@ class TestInstrumentedMethods:
         Locked.__module__ = "somewhere.else"
         model = made(fresh())
         monkeypatch.setattr(BaseChatModel, "_agenerate", Locked())
-        with pytest.raises(UnsilencableModelError, match=r"somewhere stands before BaseChatModel\._agenerate"):
+        with pytest.raises(UnsilencableModelError, match=r"somewhere\.else stands before BaseChatModel\._agenerate"):
             silence(model)
 
     @pytest.mark.parametrize("what", [traceable(lambda text: text), MagicMock()], ids=["langsmith", "mock"])
@@ -319,27 +324,56 @@ class TestInstrumentedMethods:
             silence(made(kind))
         assert "stands before Mine.helper" in silent.trouble()
 
-    def test_of_the_http_client_are_refused_where_a_known_recorder_did_it(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_the_http_client_are_refused_but_those_that_see_no_bodies(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Below that, what users put in is theirs: transports, recorders for tests, hooks."""
         model = offline_chat()
         client = type(model.root_client._client)
         sentry = types.FunctionType(client.send.__code__, {"__name__": "sentry_sdk.integrations.http"})
         silent = silence(model)
         monkeypatch.setattr(client, "send", Recorder().by_wraps(client.send))
-        assert silent.trouble() == ""
-        model.root_client._client.send = Recorder().by_replacement(model.root_client._client.send)
-        assert silent.trouble() == ""
+        assert f"{THEIRS} stands before" in silent.trouble()
         monkeypatch.setattr(client, "send", traceable(client.send))
         assert "langsmith stands before Client.send" in silent.trouble()
         monkeypatch.setattr(client, "send", sentry)
         assert silent.trouble() == ""
+        monkeypatch.setattr(_wrapper_rules, "_version", lambda _: (3, 0))
+        assert "sentry_sdk.integrations.http stands before" in _preflight._look(model).trouble
+        monkeypatch.undo()
+        model.root_client._client.send = Recorder().by_replacement(model.root_client._client.send)
+        assert f"{THEIRS} stands before" in silent.trouble()
 
+    def test_of_an_sdk_of_another_make_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its classes are of an installed distribution, known here or not."""
+        sdk, model = distribution("someprovider", Models, monkeypatch), made(fresh())
+        models = sdk.Models()
+        vars(model)["client"] = Client(models=models)
+        silent = silence(model)
+        assert silent.trouble() == ""
+        monkeypatch.setattr(sdk.Models, "generate_content", Recorder().by_wraps(sdk.Models.generate_content))
+        assert f"{THEIRS} stands before Models.generate_content" in silent.trouble()
+
+    def test_of_any_package_but_a_known_recorder_are_accepted_where_the_operator_names_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from openai.resources.chat.completions import Completions
+
+        monkeypatch.setattr(_wrapper_rules, "_named", ())
+        monkeypatch.setattr(Completions, "create", Recorder().by_wrapt(Completions.create))
+        with pytest.raises(UnsilencableModelError, match=r"call allow_wrappers\('" + THEIRS):
+            silence(offline_chat())
+        early = _preflight.Way(offline_chat())
+        allow_wrappers(THEIRS.rpartition(".")[0])
+        assert silence(offline_chat()).ask(request(), retry=ONCE).answer is not None
+        assert THEIRS in early.trouble(), "models that were built before go by what was named then"
+        monkeypatch.setattr(Completions, "create", known().by_wrapt(Completions.create))
+        with pytest.raises(UnsilencableModelError, match="langfuse stands before"):
+            silence(offline_chat())
+
+    def test_of_a_class_with_the_name_of_the_http_client_s_base_are_refused(self) -> None:
         class BaseClient:
-            """Another SDK's, which has the name of the HTTP client's base: what Sentry does there is not about HTTP."""
+            """Another SDK's: what Sentry does there is not about HTTP."""
 
-            send = sentry
+            send = types.FunctionType(http().Client.send.__code__, {"__name__": "sentry_sdk.integrations.http"})
 
         mine = made(fresh())
         vars(mine)["client"] = BaseClient()
@@ -438,6 +472,22 @@ class TestHooksOfTheHTTPClient:
         assert "langfuse stands before Client.event_hooks" in silent.trouble()
 
 
+def distribution(name: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with a class that looks as if it were of an installed distribution."""
+    module = types.ModuleType(name)
+    module.__file__ = f"/usr/lib/python3/site-packages/{name}.py"
+    functions = {
+        key: types.FunctionType(value.__code__.replace(co_filename=module.__file__), vars(module), key)
+        for key, value in vars(kind).items()
+        if type(value) is types.FunctionType
+    }
+    for function in functions.values():
+        function.__qualname__ = function.__code__.co_qualname
+    vars(module)[kind.__name__] = type(kind.__name__, (), {**functions, "__module__": name})
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
 class Models:
     """What calls pass in an SDK of another make."""
 
@@ -532,9 +582,9 @@ class TestTheCheck:
     def test_looks_again_only_when_something_has_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[Any] = []
 
-        def look(model: Any) -> Any:
+        def look(model: Any, named: Any) -> Any:
             looks.append(model)
-            return seen(model)
+            return seen(model, named)
 
         seen = _preflight._look
         kind = fresh()
@@ -555,12 +605,12 @@ class TestTheCheck:
             def __iter__(self) -> Iterator[Any]:
                 raise RuntimeError("dictionary changed size during iteration")
 
-        assert _preflight._Sight([(Changing((1,)), (1,))], "").is_old()
-        assert not _preflight._Sight([((1,), (1,))], "").is_old()
+        assert Sight([(Changing((1,)), (1,))], "").is_old()
+        assert not Sight([((1,), (1,))], "").is_old()
 
     def test_sees_what_moved_from_one_place_to_another(self) -> None:
         first, second = [1], [2, 3]
-        sight = _preflight._Sight([(first, (1,)), (second, (2, 3))], "")
+        sight = Sight([(first, (1,)), (second, (2, 3))], "")
         assert not sight.is_old()
         first.append(second.pop(0))
         assert sight.is_old()
@@ -574,7 +624,7 @@ class TestTheCheck:
 
         was = object()
         held = [was]
-        sight = _preflight._Sight([(held, (was,))], "")
+        sight = Sight([(held, (was,))], "")
         held[0] = Proxy()
         assert sight.is_old()
 
@@ -722,5 +772,5 @@ class TestInstrumentationThatPeopleUse:
 
 
 def test_every_known_recorder_is_a_top_level_package_and_no_decorator() -> None:
-    assert all(name.isidentifier() for name in _preflight._RECORDERS)
-    assert not _preflight._RECORDERS & _preflight._DECORATORS
+    assert all(name.isidentifier() for name in RECORDERS)
+    assert not RECORDERS & DECORATORS

@@ -1,0 +1,139 @@
+"""Looks at what shows a process's calls to others: message classes, pydantic's plugins, LiteLLM's callbacks."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation, LLMResult
+from pydantic import BaseModel
+
+from langchain_dpicl._wrapper_rules import is_within
+from langchain_dpicl.backends._standing import DECORATORS, Bench, attribute, modules_of, shown, static, top_of
+
+_CARRIERS: tuple[type, ...] = (
+    *(BaseMessage, HumanMessage, AIMessage, AIMessageChunk, SystemMessage, ChatMessage),
+    *(Generation, ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult),
+)
+"""Classes whose objects private prompts and answers are put into."""
+
+_MADE_BY = ("__new__", "__init__", "__setattr__")
+_VALIDATOR = "__pydantic_validator__"
+_VALIDATING = ("validate_python", "validate_json", "validate_strings")
+
+LITELLM = "litellm"
+_TOLD = (
+    *("callbacks", "input_callback", "success_callback", "failure_callback", "service_callback", "audit_log_callbacks"),
+    *("_async_input_callback", "_async_success_callback", "_async_failure_callback"),
+    *("pre_call_rules", "post_call_rules", "cache", "log_raw_request_response"),
+)
+"""Names in LiteLLM's module of what is told of every call, or keeps its answer."""
+
+_TOLD_ONCE = frozenset({*_TOLD, "caching", "logger_fn"})
+"""Arguments of its calls that do so for one of them."""
+
+
+class Watched:
+    """Attributes of some objects as they are now, in one run, for a look to be compared with.
+
+    Args:
+      pairs: objects with a `__dict__`, and names in it.
+    """
+
+    __slots__ = ("_asked", "_names")
+
+    def __init__(self, pairs: Sequence[tuple[Any, str]]) -> None:
+        self._asked: list[Callable[[str], Any]] = [vars(owner).get for owner, _ in pairs]
+        self._names = [name for _, name in pairs]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(operator.call, self._asked, self._names)
+
+
+CARRIED = Watched([(kind, name) for kind in _CARRIERS for name in (*_MADE_BY, _VALIDATOR) if name in vars(kind)])
+"""What makes and checks messages and answers; one object, as the classes are the same for every model."""
+
+
+def before_messages(bench: Bench, tops: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yields (package, place) of what stands before the making of a message or an answer.
+
+    Args:
+      bench: what is accepted in LangChain's classes.
+      tops: packages whose pydantic classes carry private text, LangChain's own left out.
+    """
+    for kind, name in itertools.product(_CARRIERS, _MADE_BY):
+        if culprit := bench.culprit(static(kind, name)):
+            yield culprit, f"{kind.__name__}.{name}"
+    for kind in (*_CARRIERS, *_models_of(tops)):
+        for module in _watching(vars(kind).get(_VALIDATOR)):
+            if not is_within(module, bench.named):
+                yield shown(module), f"the validation of {kind.__name__} (a pydantic plugin)"
+
+
+def _models_of(tops: Collection[str]) -> Iterator[type]:
+    """Yields the pydantic classes of some packages that exist by now, if any plugin is active."""
+    if not getattr(sys.modules.get("pydantic.plugin._loader"), "_plugins", None):
+        return
+    todo: list[type] = [BaseModel]
+    seen: set[type] = set()
+    for kind in todo:  # it grows
+        below: list[type] = type.__subclasses__(kind)
+        fresh = [each for each in below if each not in seen]
+        seen.update(fresh)
+        todo += fresh
+        if top_of(kind.__module__) in tops:
+            yield kind
+
+
+def _watching(validator: Any) -> Iterator[str]:
+    """Yields the modules that see what a pydantic class validates; none where pydantic alone does it."""
+    for name in _VALIDATING:
+        validates = attribute(validator, name)
+        if validates is not None and type(validates) is not types.BuiltinFunctionType:
+            yield from dict.fromkeys(_handlers_of(validates))
+
+
+def _handlers_of(validates: Any) -> Iterator[str]:
+    """Yields the modules of a plugin's handlers, which pydantic's wrapper encloses; at least one name."""
+    cells = (attribute(cell, "cell_contents") for cell in getattr(validates, "__closure__", None) or ())
+    enclosed = [item for cell in cells for item in (cell if isinstance(cell, tuple) else (cell,))]
+    owners = (attribute(item, "__self__") or item for item in enclosed)
+    parts = [validates, *(owner for owner in owners if not isinstance(owner, type))]
+    named = [name for part in parts for name in (modules_of(part) or [type(part).__module__])]
+    foreign = [name for name in named if top_of(name) not in DECORATORS | {"pydantic_core", "_pydantic_core"}]
+    yield from foreign or ["pydantic.plugin"]
+
+
+def uses_litellm(things: Collection[Any]) -> bool:
+    """Whether a model, or something that it holds, is LiteLLM's or made for it, under whatever name."""
+    held = [value for thing in things for value in (thing, *vars(thing).values())]
+    kinds = {base for value in held for base in (value if issubclass(type(value), type) else type(value)).__mro__}
+    modules = {value.__name__ for value in held if issubclass(type(value), types.ModuleType)}
+    names = {top_of(kind.__module__) for kind in kinds} | {top_of(module) for module in modules}
+    return LITELLM in names or any("litellm" in kind.__name__.lower() for kind in kinds)
+
+
+def litellm_marks() -> list[tuple[Any, tuple[Any, ...]]]:
+    """Returns what LiteLLM tells of calls, to be compared before each: the names, and what the collections hold."""
+    module = sys.modules.get(LITELLM)
+    if module is None:
+        return []
+    names = Watched([(module, name) for name in _TOLD])
+    held = [value for value in names if isinstance(value, list | dict | set)]
+    return [(names, tuple(names)), *((value, tuple(value)) for value in held)]
+
+
+def litellm_trouble(model: Any) -> str:
+    """Says which of LiteLLM's callbacks and caches are set, for all calls or for a model's; "" if none is."""
+    module = sys.modules.get(LITELLM)
+    told = [] if module is None else [f"litellm.{name}" for name in _TOLD if vars(module).get(name)]
+    own = attribute(model, "model_kwargs")
+    return ", ".join([*told, *(f"model_kwargs[{name!r}]" for name in sorted(_TOLD_ONCE & set(own or ())))])
