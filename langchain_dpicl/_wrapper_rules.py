@@ -55,7 +55,7 @@ ALLOWED = (
         "http",
         "opentelemetry-instrumentation-httpx",
         (0, 66),
-        (1,),
+        (0, 67),
         f"0.66b1: {_SPANS}",
     ),
     SeesNoBodies(
@@ -63,21 +63,26 @@ ALLOWED = (
         "http",
         "opentelemetry-instrumentation-requests",
         (0, 66),
-        (1,),
+        (0, 67),
         f"0.66b1: {_SPANS}",
     ),
     SeesNoBodies(
         "sentry_sdk",
         "http",
         "sentry-sdk",
-        (2,),
+        (2, 75),
         (3,),
         "2.75.0: canaries in bodies are in no span and no event, with send_default_pii and max_request_body_size too",
     ),
     SeesNoBodies(
-        "accelerate", "torch", "accelerate", (1,), (2,), "1.15.0: moves weights and inputs; its hook objects are judged"
+        "accelerate",
+        "torch",
+        "accelerate",
+        (1, 15),
+        (2,),
+        "1.15.0: moves weights and inputs; its hook objects are judged",
     ),
-    SeesNoBodies("peft", "torch", "peft", (0, 17), (1,), "0.21.2: adds what the adapter computes, and keeps nothing"),
+    SeesNoBodies("peft", "torch", "peft", (0, 21), (1,), "0.21.2: adds what the adapter computes, and keeps nothing"),
 )
 """What may stand before a private call, and why; of `torch` and `transformers` themselves any code may.
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
-from langchain_dpicl import _wrapper_rules
+from langchain_dpicl import _wrapper_rules, allow_wrappers
 from tests.ordering import shuffled
 from tests.traced import is_traced
 
@@ -194,6 +194,13 @@ def own_allowed_wrappers() -> Iterator[None]:
     named = _wrapper_rules._named
     yield
     _wrapper_rules._named = named
+
+
+@pytest.fixture
+def own_hooks(own_allowed_wrappers: None, request: pytest.FixtureRequest) -> None:
+    """Lets a test watch models by hooks of its own, and by those of the doubles."""
+    del own_allowed_wrappers
+    allow_wrappers(request.module.__name__, "tests.unit_tests.backends.hf_doubles")
 
 
 @pytest.fixture(scope="session")

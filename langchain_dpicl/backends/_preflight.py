@@ -8,7 +8,6 @@ to see no bodies (`_wrapper_rules`) or the operator names it; what users put aro
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import os
@@ -58,6 +57,9 @@ _TRANSPORTS = frozenset({"BaseTransport", "AsyncBaseTransport"})
 _CARRYING = HTTP | {"httpx_aiohttp", "pydantic", "typing_extensions"}
 _REQUESTING = frozenset({"requests", "urllib3"})
 _REQUESTS = frozenset({"create", "parse", "stream", "post", "_post", "request", "_request", "send"})
+
+_MADE_AT_RUN_TIME = 1 << 9
+"""Of a type's `__flags__`: Python's own types are part of the interpreter."""
 
 _PARTS_OF_PARTS = 3
 """How deep clients of any SDK are looked into, as in `client.chat.completions`: the model is at 0, a client at 1."""
@@ -189,7 +191,8 @@ def _look(model: Any, named: Sequence[str] = ()) -> Sight:
     for thing, depth in _things(model):
         scene.look_at(thing, depth)
     scene.look_around()
-    return Sight([*scene.marks.values()], scene.trouble(), [*scene.functions.values()])
+    trouble = scene.trouble()
+    return Sight([*scene.marks.values()], trouble, [*scene.functions.values()])
 
 
 class _Scene:
@@ -234,6 +237,8 @@ class _Scene:
         for module, kind in self._strangers():
             self._note(shown(module), kind.__name__)
         self._mark(_switches.CARRIED, _switches.CARRIED)
+        if _switches.uses_litellm(self.things):
+            self.marks |= {id(now): (now, was) for now, was in _switches.litellm_marks()}
         bench = Bench(frozenset({"langchain_core"}), is_strict=True, named=self.named)
         tops = tops_of(base for thing in self.things for base in type(thing).__mro__ if is_installed(base))
         for culprit, place in _switches.before_messages(bench, tops):
@@ -261,7 +266,6 @@ class _Scene:
             return f"{start}{culprit} stands before {where} and {_danger_and_advice(culprit)}"
         if not _switches.uses_litellm(self.things):
             return ""
-        self.marks |= {id(now): (now, was) for now, was in _switches.litellm_marks()}
         told = _switches.litellm_trouble(self.model)
         return f"{start}{told} would see or keep what it is asked and answers; {_LITELLM_ADVICE}" if told else ""
 
@@ -413,7 +417,7 @@ def _opaque(value: Any) -> str:
         return "" if top_of(value.__name__) == _switches.LITELLM else value.__name__
     kind = type(value)
     if kind.__module__ == "builtins":  # compiled classes that say nothing of their package say that
-        return "" if getattr(builtins, kind.__name__, kind) is kind else NAMELESS
+        return NAMELESS if kind.__flags__ & _MADE_AT_RUN_TIME else ""
     is_empty = not any(type(item) is types.FunctionType for base in kind.__mro__ for item in vars(base).values())
     return kind.__module__ if is_empty and is_installed(kind) else ""
 

@@ -73,7 +73,7 @@ def before_messages(bench: Bench, tops: Collection[str]) -> Iterator[tuple[str, 
         if culprit := bench.culprit(static(kind, name)):
             yield culprit, f"{kind.__name__}.{name}"
     for kind in (*_CARRIERS, *_models_of(tops)):
-        for module in _watching(vars(kind).get(_VALIDATOR)):
+        for module in dict.fromkeys(_watching(vars(kind).get(_VALIDATOR))):
             if not is_within(module, bench.named):
                 yield shown(module), f"the validation of {kind.__name__} (a pydantic plugin)"
 
@@ -98,7 +98,7 @@ def _watching(validator: Any) -> Iterator[str]:
     for name in _VALIDATING:
         validates = attribute(validator, name)
         if validates is not None and type(validates) is not types.BuiltinFunctionType:
-            yield from dict.fromkeys(_handlers_of(validates))
+            yield from _handlers_of(validates)
 
 
 def _handlers_of(validates: Any) -> Iterator[str]:

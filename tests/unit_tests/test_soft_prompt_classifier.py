@@ -30,6 +30,8 @@ from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
 from tests import tiny_tuning
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 REPORT = {"epsilon": 1.0}
 TEXTS = ["the film was good", "a bad play, a terrible meal, it is what it was", "my card"]
 CAUSAL = PromptTask("causal_lm", "Text: {text}\nIt was", ("bad", "good"), (" blue", " red"), max_input_tokens=64)

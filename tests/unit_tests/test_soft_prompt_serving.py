@@ -33,6 +33,8 @@ from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
 from tests import tiny_tuning
 from tests.unit_tests.backends.hf_doubles import Narrow
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 TEXT = "why was my card charged twice?"
 LENGTH = 9
 REPORT = {"epsilon": 1.0, "made": "up"}

@@ -25,6 +25,7 @@ import torch
 
 from langchain_dpicl.backends.hf import cache as caches
 from langchain_dpicl.backends.hf.heads import Head, is_wrapped
+from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.hf.loading import Facts
 
 _KEEPS = ("logits_to_keep", "num_logits_to_keep")
@@ -82,12 +83,14 @@ class Body:
       filler: the id of an ordinary token that pads rows.
 
     Attributes:
+      hooks: what stands before the model; looked at before private rows are run.
       head: the output layer.
       stops: whether a model that only fills a cache may be stopped when that is done.
     """
 
     def __init__(self, model: Any, facts: Facts, *, filler: int) -> None:
         self.model = model
+        self.hooks = Hooks(model)
         self.head = Head(model)
         # Whoever changed how a module is called may have work to do after it.
         self.stops = not any(is_wrapped(module) for module in model.modules())

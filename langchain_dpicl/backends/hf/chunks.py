@@ -141,11 +141,13 @@ def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> No
 
     Raises:
       ModelCallError: what is public failed.
+      UnsilencableModelError: somebody else's hook would see the rows.
       KeyboardInterrupt: it was stopped; the next call goes on.
     """
     place, has_retried = 0, False
     while work.chunks is None or place < len(work.chunks):
         chunk = None if work.chunks is None else work.chunks[place]
+        engine.body.hooks.check()
         outcome = _attempt(engine, work, chunk, read, out, first=first)
         if outcome is Outcome.STOPPED:
             raise KeyboardInterrupt

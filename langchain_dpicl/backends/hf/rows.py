@@ -25,6 +25,7 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
 
     Raises:
       ModelCallError: memory ran out with a single row.
+      UnsilencableModelError: somebody else's hook would see the rows.
     """
     with engine.lock:
         count = len(private.rows)
@@ -32,6 +33,7 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
         while place < count:
             size = engine.size_for("units", engine.row_batch, private.shape)
             members = dict(enumerate(range(place, min(place + size, count))))
+            engine.body.hooks.check()
             fits = _put_chunk(engine, private, answer, put, members)
             if fits:
                 place += size

@@ -227,6 +227,7 @@ class PromptEngine:
 
         Raises:
           StartAgainError: memory ran out half-way: rows handed over so far are void, and the next call takes less.
+          UnsilencableModelError: somebody else's hook would see the examples.
         """
         live = [group for group in groups if group]
         with self._lock, frozen(self.prompted.model):
@@ -234,6 +235,7 @@ class PromptEngine:
             size = self._batches.size()
             means = _Means(live, self.width)
             for chunk in _chunks(live, size):
+                self.prompted.hooks.check()
                 reads = [self._batches.read(example) for example in chunk]
                 rows = self._batches.private(vector, reads)
                 if rows is None:

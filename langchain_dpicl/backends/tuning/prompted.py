@@ -21,6 +21,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import CapabilityError
 
@@ -69,6 +70,7 @@ class PromptedModel:
 
     def __init__(self, model: Any, *, method: Method, kind: TaskKind) -> None:
         self.model = model
+        self.hooks = Hooks(model)
         self.method: Method = method
         self.kind: TaskKind = kind
         self.facts = loading.inspect_model(model) if kind == "causal_lm" else loading.inspect_rows(model)

@@ -16,6 +16,8 @@ from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import LONG, OTHER, PROMPTS, engine  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 torch.set_num_threads(1)
 
 PUBLIC = "Topic: red\nText:"

@@ -19,6 +19,8 @@ from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import engine  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 torch.set_num_threads(1)
 
 LENGTHS = {"max_prompt_tokens": 40, "max_new_tokens": 24, "row_batch": 4}

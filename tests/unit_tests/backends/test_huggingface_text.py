@@ -18,6 +18,8 @@ from tests.contracts.backend import HOSTILE, same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
 from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, engine  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 torch.set_num_threads(1)
 
 LLAMA = engine()

@@ -31,6 +31,8 @@ TEXTS = (
     ("the sea is blue and wide, a lake is deep " * 3, None),
     ("bad", "a play"),
 )
+
+pytestmark = pytest.mark.usefixtures("own_hooks")
 FAR = "one charge is only held and goes back in three days"
 
 

@@ -22,6 +22,8 @@ from tests import tiny_hf, tiny_tuning
 from tests.unit_tests.backends.hf_doubles import poisoned
 from tests.unit_tests.backends.test_tuning_tasks import CAUSAL, FREE, HEAD, MASKED
 
+pytestmark = pytest.mark.usefixtures("own_hooks")
+
 COUNT = 4
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "gpt2": (tiny_tuning.gpt2, tiny_tuning.causal_tokenizer, CAUSAL),

@@ -1,0 +1,108 @@
+"""Refuses private work on a torch module whose hooks or replaced methods would see its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.nn.modules import module as modules
+
+from langchain_dpicl._wrapper_rules import allowed_wrappers, is_shown, is_within
+from langchain_dpicl.backends._standing import NAMELESS, Bench, static, tops_of
+from langchain_dpicl.exceptions import UnsilencableModelError
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""What a module holds of hooks that are given inputs, answers or gradients."""
+
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+_CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
+_CALLED_INSTEAD = ("forward", "_compiled_call_impl")
+"""What a module may hold itself, and is called in place of its class's method."""
+
+_OWN = frozenset({"torch", "transformers", "langchain_dpicl"})
+
+
+class Hooks:
+    """What stands before the forward and the backward of a model and its parts.
+
+    Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names.
+
+    Args:
+      model: a torch module.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._named = allowed_wrappers()
+        self._judged: dict[tuple[type, str], tuple[Any, Any]] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Looks at the model as it is now.
+
+        Raises:
+          UnsilencableModelError: somebody else's code would see what passes.
+        """
+        parts = list(self._model.modules())
+        kinds = {type(part) for part in parts}
+        held = [part for part in parts if _holds_any(vars(part))]
+        shared = [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(modules, name, None))]
+        changed = [kind for kind in kinds if self._is_changed(kind)]
+        if not (held or shared or changed):
+            return
+        bench = Bench(_OWN | tops_of(kinds), is_strict=True, place="torch", named=self._named)
+        for place, value in _standing(held, shared, changed):
+            if culprit := self._culprit(bench, value):
+                raise UnsilencableModelError(_message(type(self._model).__name__, culprit, place))
+        for kind in changed:
+            self._judged |= {(kind, name): _state(kind, name) for name in _CALLED}
+
+    def _is_changed(self, kind: type) -> bool:
+        """Whether the methods of a class are others than those that were looked at."""
+        for name in _CALLED:
+            seen, now = self._judged.get((kind, name), (None, None)), _state(kind, name)
+            if seen[0] is not now[0] or seen[1] is not now[1]:  # by identity, as proxies say that they are equal
+                return True
+        return False
+
+    def _culprit(self, bench: Bench, value: Any) -> str:
+        """Returns who may not stand there; of accelerate's hook objects, which hold no code, by their class."""
+        if type(value) in {list, tuple}:
+            return next(filter(None, (self._culprit(bench, item) for item in value)), "")
+        if not callable(value):
+            module = str(type(value).__module__)
+            is_fine = is_shown(module, "torch") or is_within(module, self._named)
+            return "" if is_fine else module
+        return bench.culprit(value)
+
+
+def _holds_any(held: dict[str, Any]) -> bool:
+    return any(held.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
+
+
+def _state(kind: type, name: str) -> tuple[Any, Any]:
+    value = static(kind, name)
+    return value, getattr(value, "__code__", None)
+
+
+def _standing(held: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
+    """Yields what has to be judged, and where it stands."""
+    for hooks in shared:
+        yield from (("every module", hook) for hook in list(hooks.values()))
+    for part in held:
+        own, named = vars(part), type(part).__name__
+        for name in _HOOKS:
+            yield from ((f"{named}.{name.strip('_')}", hook) for hook in list((own.get(name) or {}).values()))
+        yield from ((f"{named}.{name}", own[name]) for name in _CALLED_INSTEAD if own.get(name) is not None)
+        if (hook := own.get("_hf_hook")) is not None:
+            yield f"{named}.forward", [hook, *getattr(hook, "hooks", ())]
+    for kind in changed:
+        yield from ((f"{kind.__name__}.{name}", static(kind, name)) for name in _CALLED)
+
+
+def _message(model: str, culprit: str, place: str) -> str:
+    named = "" if culprit == NAMELESS else f", or, if it keeps nothing, call allow_wrappers({culprit!r}) before"
+    return (
+        f"{model} cannot be used in silence: {culprit} stands before {place} and may see the prompts; remove its hooks "
+        f"(handle.remove()) and build the engine after that{named}"
+    )
