@@ -15,10 +15,11 @@ from typing import Any
 from langchain_dpicl._wrapper_rules import RECORDERS, SHOWING, Place, is_shown, is_within
 
 HTTP = frozenset({"httpx", "httpx2"})
-DECORATORS = (sys.stdlib_module_names | HTTP | {"langchain_core", "pydantic", "tenacity", "typing_extensions"}) - {
-    "unittest"
-}
-"""Packages whose decorators wrap methods where these are defined, and record nothing."""
+_OWN = __name__.partition(".")[0]
+DECORATORS = (
+    sys.stdlib_module_names | HTTP | {_OWN, "langchain_core", "pydantic", "tenacity", "typing_extensions"}
+) - {"unittest"}
+"""Packages whose decorators and guards wrap methods, and record nothing."""
 
 NAMELESS = "code that belongs to no module"
 """What is said of a wrapper that cannot be named; it cannot be allowed either."""
