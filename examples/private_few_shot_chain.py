@@ -23,6 +23,7 @@ from langchain_core.runnables import Runnable
 
 from langchain_dpicl import (
     DPFewShotPromptTemplate,
+    DPICLError,
     EmbeddedLLM,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
@@ -77,7 +78,10 @@ def release(path: Path) -> None:
 
 def load(path: Path) -> DPFewShotPromptTemplate:
     """Reads the file and refuses one whose report does not add up."""
-    released = ReleasedDemonstrations.load(path)
+    try:
+        released = ReleasedDemonstrations.load(path)
+    except DPICLError as error:
+        raise SystemExit(f"{path.name}: {error}") from None
     checked = verify_report(released)
     if not checked.ok:
         raise SystemExit(f"{path.name}: {'; '.join(checked.problems)}")

@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_dpicl import PrivacyBudgetCallbackHandler, Receipt, VotingResult
 from tests.example_files import example
 from tests.loopback_provider import Provider, provider
+from tests.sealed_files import resealed
 
 CANARY = "Quxbadger"
 
@@ -106,9 +107,9 @@ class TestPrivateFewShotChain:
         assert CANARY not in written.read_text()
 
     def test_a_file_that_claims_less_than_it_cost_is_refused(self, written: Path, tmp_path: Path) -> None:
-        edited = json.loads(written.read_text())
-        edited["report"]["epsilon"] = 0.5
-        (tmp_path / "cheap.json").write_text(json.dumps(edited))
+        report = json.loads(written.read_text())["report"]
+        edited = resealed(written.read_text(), report={**report, "epsilon": 0.5})
+        (tmp_path / "cheap.json").write_text(edited)
         with example("private_few_shot_chain") as chain, pytest.raises(SystemExit, match=r"cheap\.json: .*epsilon"):
             chain.main(["serve", str(tmp_path / "cheap.json")])
 

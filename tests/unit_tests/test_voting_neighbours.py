@@ -365,7 +365,7 @@ QUERIES = {
 @pytest.mark.parametrize("design", ["slots", "units", "scores"])
 def test_a_hostile_query_is_passed_on_as_it_is_and_costs_one_ticket(design: str, name: str) -> None:
     engine, query = Fragile(), QUERIES[name]
-    voter = voter_of(PLAIN, engine, design=design)
+    voter = voter_of(PLAIN, engine, design=design, max_query_chars=1_000_000)
     answer = voter.invoke({"input": query})
     assert answer.receipt.tickets == 1
     assert voter.share.remaining("query") == 2

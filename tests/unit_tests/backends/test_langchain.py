@@ -320,9 +320,9 @@ class TestContinuation:
             (ScriptedChat(answer=ANSWERS), {"logprobs": True, "top_logprobs": 7}),
             (ScriptedLLM(answer=ANSWERS), {"logprobs": 7}),
         ):
-            bound = model.bind(max_tokens=50, top_logprobs=2, user="u") if isinstance(model, ScriptedChat) else model
+            bound = model.bind(max_tokens=50, top_logprobs=2, seed=7) if isinstance(model, ScriptedChat) else model
             LangChainBackend(bound, max_top_k=7).open(["aaa"], []).score(DOMAIN)
-            extra = {"user": "u"} if isinstance(model, ScriptedChat) else {}
+            extra = {"seed": 7} if isinstance(model, ScriptedChat) else {}
             assert model.seen[-1] == {**asked, **extra, "max_tokens": 1, "temperature": 1.0}
 
 

@@ -25,6 +25,7 @@ from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE, step_release, training_release, training_tickets
 from langchain_dpicl.training_planning import TrainingPlan, plan_training
+from tests.sealed_files import sealed
 
 Public = dict[str, Any]
 SIZE = 400
@@ -295,7 +296,7 @@ def prompt_of(ledger: Budget, component: str = "prompt") -> Public:
     (terms,) = [share for share in report["shares"] if share["components"][0]["name"] == component]
     claims = {"private": True, "epsilon": terms["epsilon"], "delta": terms["delta"], "adjacency": report["adjacency"]}
     run = {"ledger_id": ledger.ledger_id, "step": 30, "steps": 30}
-    return {
+    file = {
         **SAID,
         "format": "langchain-dpicl/soft-prompt",
         "version": 1,
@@ -303,6 +304,7 @@ def prompt_of(ledger: Budget, component: str = "prompt") -> Public:
         "arrays": "sha256",
         "report": {**claims, **run, "dataset_id": "letters", "component": component, "budget": report},
     }
+    return sealed(file)
 
 
 def test_a_prompt_is_paid_for_by_training_steps() -> None:
