@@ -61,6 +61,8 @@ def tuned_by_opacus(
         chosen = [record for record, is_in in zip(task.records, included, strict=True) if is_in]
         rule.zero_grad()
         _step(trained, rule, reader, chosen, expected=batch)
+    if trained is not own:
+        trained.remove_hooks()  # private models are asked without the hooks of others
     own.eval()
     plain = own.merge_and_unload() if way == LORA else own
     return share_right(answers(plain, tokenizer, task), task.right)

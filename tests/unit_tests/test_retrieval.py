@@ -265,7 +265,8 @@ def test_max_queries_are_a_public_end() -> None:
     with pytest.raises(PrivacyBudgetExceededError, match="max_queries"):
         made.invoke("sleep")
     other = voter(examples(dataset_id="none"), max_queries=1, on_exhausted="zero_shot")
-    assert [each.receipt.source for each in other.batch(["sleep", "cough"])] == ["release", "zero-shot"]
+    sources = [each.receipt.source for each in other.batch(["sleep", "cough"])]  # two threads: either may be first
+    assert sorted(sources) == ["release", "zero-shot"]
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------------
