@@ -110,6 +110,7 @@ def check_claims(report: Mapping[str, Any]) -> None:
 def _claims(report: Mapping[str, Any]) -> Iterator[str]:
     if not report:
         return
+    yield from kind_problems(report)
     if "budget" not in report:
         if baseline_epsilon(report) != report.get("epsilon"):
             yield "no ledger's report under 'budget', and no baseline"
@@ -122,6 +123,18 @@ def _claims(report: Mapping[str, Any]) -> Iterator[str]:
         if any(one["name"] == report["component"] for one in item["components"])
     )
     yield from claim_problems(report, inner, next(shares, None))
+
+
+def kind_problems(report: Mapping[str, Any]) -> Iterator[str]:
+    """Tells what makes two reports of one, each of which claims another cost.
+
+    Args:
+      report: of a release, or a ledger's.
+    """
+    if "budget" in report and "report_format" in report:
+        yield "report_format: expected it inside 'budget' alone"
+    if "report" in report:
+        yield "report: expected one, found another inside it"
 
 
 def baseline_epsilon(report: Mapping[str, Any]) -> float | str | None:

@@ -21,6 +21,7 @@ from langchain_dpicl.privacy.release_claims import (
     claim_problems,
     content_problems,
     header_problems,
+    kind_problems,
     own_component,
     report_digest,
     rounded_sum,
@@ -58,6 +59,8 @@ from langchain_dpicl.privacy.units import Declaration, make_declaration
 _SHOWN = (shown_problems, label_problems, training_problems, count_problems, document_problems, participation_problems)
 _RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
 """Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
+_CLAIMS = {"budget", "report_format", "baseline"}
+"""Keys of which a report has one, and no release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +257,10 @@ def verify_report(report: Reported) -> VerifiedReport:
     holder = _read(report)
     data = _report_of(holder)
     component = None
-    if "report_format" in data:
-        found = _verify_budget(data)[0]
-    elif "budget" in data:
+    if "budget" in data:
         found, component = _verify_release(data)
+    elif "report_format" in data:
+        found = _verify_budget(data)[0]
     elif "baseline" in data or data.get("private") is False:
         found = _verify_baseline(data)
     else:
@@ -281,12 +284,15 @@ def _read(report: Any) -> Any:
 
 
 def _report_of(holder: Any) -> Mapping[str, Any]:
-    """Returns the report itself, or the one that a release holds."""
-    data = holder if isinstance(holder, Mapping) else getattr(holder, "report", None)
-    if isinstance(data, Mapping) and "report" in data and not _RELEASES.isdisjoint(data):
-        data = data["report"]
+    """Returns the report itself, or the one that a release holds; refuses what could be read as two of them."""
+    data = getattr(holder, "report", None)
+    if isinstance(holder, Mapping):
+        is_file = "report" in holder and not _RELEASES.isdisjoint(holder) and _CLAIMS.isdisjoint(holder)
+        data = holder["report"] if is_file else holder
     if not isinstance(data, Mapping):
         raise _no_report(type(holder).__name__)
+    for problem in kind_problems(data):
+        raise _no_report(f"two reports ({problem})")
     return data
 
 

@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.ledger import Ticket
-from langchain_dpicl.privacy.release_claims import check_claims, content_digest, json_digest
+from langchain_dpicl.privacy.release_claims import check_claims, content_digest, json_digest, report_digest
 from langchain_dpicl.released_documents import SyntheticText
 from langchain_dpicl.soft_prompt import OURS
 from tests.gradient_doubles import LogisticEngine
@@ -148,6 +148,14 @@ FORGED: dict[str, tuple[Callable[[State], object], str]] = {
     "a text inside": (lambda r: r.update(budget="x"), "cannot be read"),
     "nothing inside": (lambda r: r.update(budget={}), "cannot be read"),
     "a baseline at a price": (lambda r: (r.clear(), r.update(private=False, epsilon=0.5)), "no baseline"),
+    "a ledger's report beside it": (
+        lambda r: r.update(Budget(epsilon=1.0, delta=1e-6).report().to_dict()),
+        "report_format: expected it inside 'budget' alone",
+    ),
+    "another report inside": (
+        lambda r: r.update(report={"baseline": "instruction only", "epsilon": 0.0, "delta": 0.0}, examples=[]),
+        "report: expected one, found another inside it",
+    ),
     "a baseline by name": (
         lambda r: (r.clear(), r.update(baseline="zero-shot", epsilon=0.0, delta=0.0)),
         "no baseline",
@@ -193,6 +201,39 @@ def test_a_component_of_a_joint_plan_claims_what_the_plan_costs() -> None:
     check_claims(claims)
     with pytest.raises(ConfigurationError, match="epsilon: expected"):
         check_claims({**claims, "epsilon": 0.5})
+
+
+def _understated() -> State:
+    """The report of a release whose share says less than its tickets cost, every digest written anew."""
+    report = paid(1.5)
+    inner = report["budget"]
+    inner["shares"][0]["epsilon"] = inner["promised"]["epsilon"] = report["epsilon"] = 0.01
+    inner["digest"] = report_digest({key: value for key, value in inner.items() if key != "digest"})
+    return report
+
+
+def _with_two_kinds() -> State:
+    whole = {**Budget(epsilon=1.0, delta=1e-6).report().to_dict(), **_understated()}
+    return {**whole, "digest": report_digest({key: value for key, value in whole.items() if key != "digest"})}
+
+
+def _with_a_baseline_inside() -> State:
+    baseline = {"private": True, "baseline": "instruction only", "epsilon": 0.0, "delta": 0.0}
+    return {**_understated(), "examples": [], "report": baseline}
+
+
+@pytest.mark.parametrize("forged", [_understated, _with_two_kinds, _with_a_baseline_inside])
+def test_what_is_verified_is_what_is_claimed(forged: Callable[[], State]) -> None:
+    """A report of two kinds at once would be priced as one of them and claim the epsilon of the other."""
+    made = demonstrations(forged())
+    assert made.epsilon == 0.01
+    given: list[Any] = [made, made.report, made.to_json(), sealed(dict(made.report))]
+    for one in given:
+        try:
+            found = verify_report(one)
+        except ConfigurationError:
+            continue
+        assert not found.ok, type(one)
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
