@@ -27,9 +27,10 @@ class HidesInput(BaseModel):
     """Base of components that are pydantic models: what was passed is in no error, also not in its `errors()`.
 
     Formal guarantees:
-      - A wrong constructor call, or `model_validate`, is a ConfigurationError without a cause, a context or an input.
+      - A wrong constructor call, `model_validate` or `model_validate_json` is a ConfigurationError without a cause, a
+        context or an input.
       - Where pydantic raises for others, as in a `TypeAdapter`, each of its errors has a field of ours, a kind, and no
-        input.
+        input. A text that is no JSON is refused there before this class is asked, and shown in that error's `errors()`.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -45,6 +46,10 @@ class HidesInput(BaseModel):
     @classmethod
     def _without_input(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         lines: list[InitErrorDetails] = []
+        if not isinstance(value, (dict, cls)):  # validators of LangChain take it for a dict
+            kind = PydanticCustomError("model_type", "{dpicl}", {"dpicl": "Input should be a dictionary"})
+            lines.append({"type": kind, "loc": (), "input": None})
+            raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
         try:
             return handler(value)
         except ValidationError as error:
@@ -61,6 +66,23 @@ class HidesInput(BaseModel):
             fault = _fault(error, cls)
         del obj
         raise ConfigurationError(fault)
+
+    @classmethod
+    @override
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """Is pydantic's `model_validate_json`; raises ConfigurationError as the constructor does."""
+        try:
+            return super().model_validate_json(json_data, **options)
+        except ValidationError as error:
+            fault = _fault(error, cls)
+        del json_data
+        raise ConfigurationError(fault)
+
+    @classmethod
+    @override
+    def parse_raw(cls, b: str | bytes, **options: Any) -> Self:
+        """Is `model_validate_json`, under the name of older code."""
+        return cls.model_validate_json(b)
 
 
 def tells_how_to_build(call: str = "") -> Callable[[C], C]:

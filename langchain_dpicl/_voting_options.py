@@ -102,7 +102,8 @@ def texts_of(
     if verbalizers is None:
         return {label: (f" {label}",) for label in labels}
     if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
-        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", verbalizers)
+        found = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
+        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", found)
     listed = {label: verbalizers[label] for label in labels}
     return {
         label: distinct_texts("verbalizers", [texts] if isinstance(texts, str) else texts, least=1)

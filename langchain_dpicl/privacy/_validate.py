@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
@@ -15,6 +15,8 @@ RowShape: TypeAlias = Literal["slots", "units"]
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 ROW_SHAPES: tuple[RowShape, ...] = get_args(RowShape)
+
+_PLAIN = (type(None), bool, int, float, str, PurePath, type)
 
 MAX_INT = 2**63 - 1
 """The largest count: what every database keeps, and every sum as a float holds."""
@@ -26,13 +28,33 @@ def fail(name: str, expected: str, found: object, advice: str = "") -> Configura
 
 
 def shown(found: object) -> str:
-    """Returns how a value reads; of a whole number of thousands of digits, which Python spells nowhere, its size."""
+    """Returns how a public value reads; what may hold records of somebody, passed by mistake, is shown by its type.
+
+    Of a whole number of thousands of digits, which Python spells nowhere, the size is shown.
+    """
+    if isinstance(found, type) or not _is_flat(found):
+        return (found if isinstance(found, type) else type(found)).__name__
     try:
         return repr(found)
     except ValueError:
         return (
             f"{type(found).__name__} of {found.bit_length()} bits" if isinstance(found, int) else type(found).__name__
         )
+
+
+def _is_flat(found: object) -> bool:
+    """Whether a value is a plain one, or a collection of plain ones."""
+    parts: Collection[object] = (found,)
+    if isinstance(found, Mapping):
+        parts = (*found, *found.values())
+    elif isinstance(found, (list, tuple, set, frozenset)):
+        parts = found
+    return all(isinstance(part, _PLAIN) for part in parts)
+
+
+def plain_or_type(found: object) -> object:
+    """Returns what to show of a value where a plain one is expected: of any other the type alone."""
+    return found if isinstance(found, _PLAIN) else type(found)
 
 
 def check_real(
@@ -47,7 +69,7 @@ def check_real(
     """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
     bounds = f"a number in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise fail(name, bounds, value)
+        raise fail(name, bounds, plain_or_type(value))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
     return float(value)
@@ -71,7 +93,7 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
         return int(value)
     too_large = high is None and isinstance(value, int) and value > MAX_INT
     expected = f"an integer >= {low}" + (" and below 2^63" if too_large else "" if high is None else f" and <= {high}")
-    raise fail(name, expected, value)
+    raise fail(name, expected, plain_or_type(value))
 
 
 def check_epsilon(value: Any) -> float:
@@ -96,8 +118,8 @@ def check_path(name: str, value: Any) -> Path:
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
     """Returns `value` if it is one of `choices`."""
-    if value not in choices:
-        raise fail(name, "one of " + ", ".join(repr(c) for c in choices), value)
+    if not isinstance(value, str) or value not in choices:
+        raise fail(name, "one of " + ", ".join(repr(c) for c in choices), plain_or_type(value))
     return str(value)
 
 

@@ -10,7 +10,7 @@ import math
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import fail, plain_or_type
 
 MAX_NAME_LENGTH = 200
 PRINTABLE = f"a printable string of 1 to {MAX_NAME_LENGTH} characters"
@@ -53,7 +53,8 @@ def effective_delta(delta: float, implementation_delta: float) -> float:
 def check_name(name: str, value: Any) -> str:
     """Returns a public name: printable, not empty, at most 200 characters."""
     if not is_name(value):
-        raise fail(name, PRINTABLE, value)
+        is_long = isinstance(value, str) and len(value) > MAX_NAME_LENGTH
+        raise fail(name, PRINTABLE, f"{len(value)} characters" if is_long else plain_or_type(value))
     return str(value)
 
 

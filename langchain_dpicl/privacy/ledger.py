@@ -179,10 +179,12 @@ class Budget(Uncopyable):
           private: the examples; they can be bound to one ledger alone.
 
         Raises:
-          ConfigurationError: delta is above 1/(10 * public_size).
+          ConfigurationError: they are none, or delta is above 1/(10 * public_size).
           PrivacyBudgetMismatchError: they belong to another ledger, or `dataset_id` names other examples here.
           PrivateAccessError: they were opened without privacy before.
         """
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
         private.check_delta(self.delta)
         lineage = private._lineage  # noqa: SLF001  units declared again have their first declaration before this one
         # Tells two objects of one name apart.

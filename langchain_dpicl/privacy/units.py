@@ -144,8 +144,10 @@ def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | No
 
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    found = () if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) else tuple(values)
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or len(set(found)) != len(found):
+    is_listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
+    found = tuple(values) if is_listed else ()
+    are_texts = all(isinstance(value, str) for value in found)
+    if not is_listed or not are_texts or len(set(found)) != len(found):
         # A column of records passed by mistake must not be printed.
         raise fail(name, "a sequence of distinct strings", type(values).__name__)
     return tuple(check_name(name, value) for value in found)

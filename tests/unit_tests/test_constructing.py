@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from langchain_dpicl import (
@@ -75,7 +76,14 @@ def told(error: BaseException) -> str:
 
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_a_wrong_call_of_a_model_says_how_to_build_it_and_carries_no_input(cls: type[BaseModel]) -> None:
-    for build in (lambda: cls(**MODELS[cls]), lambda: cls.model_validate(MODELS[cls]), lambda: cls(RECORDS)):
+    for build in (
+        lambda: cls(**MODELS[cls]),
+        lambda: cls.model_validate(MODELS[cls]),
+        lambda: cls.model_validate(RECORDS),
+        lambda: cls.model_validate_json(json.dumps({"examples": CANARY})),
+        lambda: cls.model_validate_json('{"examples": "' + CANARY),
+        lambda: cls(RECORDS),
+    ):
         with pytest.raises(
             ConfigurationError, match=rf"Build it with {cls.__name__}.from_private_examples\(private, "
         ) as caught:
@@ -92,6 +100,9 @@ def test_every_other_way_to_validation_carries_no_input_either(cls: type[BaseMod
     ways: list[Callable[[], object]] = [
         lambda: TypeAdapter(cls).validate_python(MODELS[cls]),
         lambda: cls.model_validate_json(json.dumps({"examples": CANARY, "private": RECORDS})),
+        lambda: cls.model_validate_json('{"examples": "' + CANARY),  # cut off
+        lambda: cls.model_validate_json(json.dumps(RECORDS)),
+        lambda: cls.parse_raw('{"examples": "' + CANARY),
         lambda: cls.model_validate_strings({"examples": CANARY}),
         lambda: cls.parse_obj(MODELS[cls]),  # what older code calls
         lambda: Around.model_validate({"inner": MODELS[cls]}),
@@ -142,6 +153,44 @@ def test_a_wrong_call_of_another_component_says_how_to_build_it(how: str) -> Non
     assert how in str(caught.value)
     assert CANARY not in told(caught.value)
     assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+OPTIONS = [
+    "component",
+    "max_queries",
+    "epsilon",
+    "delta",
+    "max_query_chars",
+    "on_exhausted",
+    "mechanism",
+    "verbalizers",
+]
+DECLARED = ["public_size", "dataset_id", "text_key", "label_key", "labels", "unit_key", "fields", "max_chars"]
+
+
+@pytest.mark.parametrize("wrong", [RECORDS, RECORDS[0], (RECORDS,), [CANARY, RECORDS], Document(CANARY), CANARY * 20])
+@pytest.mark.parametrize("name", [*OPTIONS, *DECLARED])
+def test_records_in_the_place_of_a_public_argument_are_not_shown(name: str, wrong: Any) -> None:
+    if isinstance(wrong, str) and name not in {"component", "dataset_id"}:
+        wrong = [{"text": wrong}]
+    if isinstance(wrong, dict) and name in {"labels", "fields"}:
+        wrong = [wrong]  # of a mapping the keys are taken
+    given: dict[str, Any] = {"label_key": "queue", "labels": ("card", "wire"), "public_size": 500}
+    private = PrivateExamples(RECORDS[:1], **given)
+    engine = FakeBackend(scripted({" card": 1.0}), max_top_k=2)
+    shares: dict[str, Any] = {"epsilon": 1.0, "max_queries": 3, "budget": Budget(epsilon=1.0, delta=1e-6)}
+    with pytest.raises(ConfigurationError) as caught:
+        if name in OPTIONS:
+            DPVotingRunnable.from_private_examples(private, llm=engine, **{**shares, name: wrong})
+        else:
+            PrivateExamples(RECORDS[:1], **{**given, name: wrong})
+    assert CANARY not in told(caught.value)
+
+
+def test_what_is_bound_is_private_examples() -> None:
+    with pytest.raises(ConfigurationError, match="private: expected PrivateExamples, found 'list'") as caught:
+        Budget(epsilon=1.0, delta=1e-6).bind(RECORDS)  # type: ignore[arg-type]
+    assert CANARY not in told(caught.value)
 
 
 def test_what_goes_wrong_inside_a_constructor_stays_what_it_is() -> None:

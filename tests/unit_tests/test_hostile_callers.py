@@ -106,6 +106,10 @@ def test_a_cap_that_is_none_is_refused_before_anything_is_declared(build: Callab
 CONFIGS: list[Any] = [
     {"configurable": []},
     {"configurable": "x"},
+    {"configurable": {1: "x"}},
+    {"max_concurrency": "3"},
+    {"max_concurrency": 0},
+    {"max_concurrency": True},
     {"callbacks": "x"},
     {"callbacks": 5},
     {"callbacks": ("x",)},
