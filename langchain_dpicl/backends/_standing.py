@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -28,8 +29,8 @@ _FAMILIES = (["instrumentation"], ["integrations"])
 """Second parts of module names that say which one of a package it is."""
 
 _INSTALLED = ("site-packages", "dist-packages")
-_PROXIES = frozenset({"wrapt", "_wrappers"})
-"""Top modules of wrapt's classes, whose compiled ones lie in no package."""
+_PROXIES = ("FunctionWrapper", "BoundFunctionWrapper", "ObjectProxy", "CallableObjectProxy")
+"""Classes of wrapt that are nothing but what they call; compiled ones say that they lie in `builtins`, or nowhere."""
 
 _MOST_LAYERS = 100
 """Callables that are followed in one method; more of them are refused."""
@@ -137,11 +138,16 @@ class _Look:
     def _unwrap(self, layer: Any, *, is_wrapper: bool) -> bool:
         """Notes what code wraps; a proxy of wrapt's own classes is what it calls, anything else is code of its own."""
         wrapper = None
-        if any(top_of(base.__module__) in _PROXIES for base in type(layer).__mro__):
+        if static(type(layer), "_self_wrapper") is not None:  # of the class, as an object may answer to any name
             wrapper = attribute(layer, "_self_wrapper")
         inner = attribute(layer, "__wrapped__")
         self.todo += [(part, flag) for part, flag in ((wrapper, True), (inner, is_wrapper)) if part is not None]
-        return wrapper is not None and top_of(type(layer).__module__) in _PROXIES
+        return wrapper is not None and _is_wrapts(type(layer))
+
+
+def _is_wrapts(kind: type) -> bool:
+    wrapt = sys.modules.get("wrapt")
+    return any(getattr(wrapt, name, None) is kind for name in _PROXIES)
 
 
 def _is_code(value: Any) -> bool:
@@ -165,11 +171,17 @@ def modules_of(layer: Any) -> list[str]:
             return [NAMELESS]  # a method of some object, such as a list's append
         named = attribute(layer, "__module__") or getattr(owner, "__module__", None)
         return [named if isinstance(named, str) else NAMELESS]
-    module = kind.__module__ if isinstance(kind.__module__, str) else NAMELESS
+    module = kind.__module__ if isinstance(kind.__module__, str) and not _poses_as_built_in(kind) else NAMELESS
     calls = (static(kind, name) for name in ("__call__", "__get__"))
     return [module, *(name for call in calls if type(call) is types.FunctionType for name in _of_function(call))]
 
 
+def _poses_as_built_in(kind: type) -> bool:
+    """Whether a class says that it is Python's own and is not: so do compiled ones that do not say where they lie."""
+    return kind.__module__ == "builtins" and kind is not getattr(builtins, kind.__name__, None) and kind not in _TYPES
+
+
+_TYPES = frozenset(value for value in vars(types).values() if isinstance(value, type))
 _BUILT_IN = frozenset({
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

@@ -35,6 +35,20 @@ def heard_naively(seen: list[str]) -> list[str]:
     return heard
 
 
+class CompiledWrapper:
+    """Says that it is built in, as compiled classes do that name no module."""
+
+    __slots__ = ("__wrapped__", "_self_wrapper")
+    __module__ = "builtins"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._self_wrapper(self.__wrapped__, None, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        bound = self.__wrapped__.__get__(instance, owner)
+        return lambda *args, **kwargs: self._self_wrapper(bound, instance, args, kwargs)
+
+
 class TestShapesOfAWrapper:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("make", [Recorder, known], ids=["unknown", "known"])
@@ -64,6 +78,22 @@ class TestShapesOfAWrapper:
             ) as caught:
                 silence(offline_chat())
             assert "allow_wrappers" not in str(caught.value)
+
+    @pytest.mark.parametrize("is_wrapts", [True, False], ids=["of wrapt", "of a copy of it"])
+    @pytest.mark.parametrize("make", [Recorder, known], ids=["unknown", "known"])
+    def test_are_refused_where_a_compiled_class_says_that_it_is_built_in(
+        self, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], *, is_wrapts: bool
+    ) -> None:
+        """As the classes of wrapt 1 do; a copy of them that nobody can name is refused as such."""
+        if is_wrapts:
+            monkeypatch.setattr(wrapt, "FunctionWrapper", CompiledWrapper)
+        recorder, wrapped = make(), CompiledWrapper()
+        wrapped.__wrapped__, wrapped._self_wrapper = vars(Completions)["create"], recorder._note
+        monkeypatch.setattr(Completions, "create", wrapped)
+        assert heard_naively(recorder.seen) == [RECORD]
+        named = {Recorder: THEIRS, known: "langfuse"}[make] if is_wrapts else NAMELESS
+        with pytest.raises(UnsilencableModelError, match=f"{named} stands before .*Completions.create"):
+            silence(offline_chat())
 
     def test_are_refused_where_they_are_too_many_to_follow(self) -> None:
         deep: Any = vars(Completions)["create"]
