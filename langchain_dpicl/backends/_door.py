@@ -23,7 +23,15 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from langchain_dpicl.backends._bodies import Body
-from langchain_dpicl.backends._passage import Passage, at_most, inside, is_inside, passage_of, waiting
+from langchain_dpicl.backends._passage import (
+    Passage,
+    RefusedReplyError,
+    at_most,
+    inside,
+    is_inside,
+    passage_of,
+    waiting,
+)
 from langchain_dpicl.backends._quiet import Call, Hook
 from langchain_dpicl.exceptions import UnsilencableModelError
 
@@ -50,7 +58,7 @@ def _send(inner: Inner, call: Call, client: Any, request: Any) -> Any:
     if passage is None:
         return inner(client, request)
     _prepare(passage, client, request)
-    with inside():
+    with inside(passage):
         try:
             response = inner(client, request)
             with contextlib.closing(response.stream):
@@ -68,7 +76,7 @@ async def _asend(inner: Inner, call: Call, client: Any, request: Any) -> Any:
     if passage is None:
         return await inner(client, request)
     _prepare(passage, client, request)
-    with inside():
+    with inside(passage):
         async with _timed(passage):
             response = await inner(client, request)
             async with contextlib.aclosing(response.stream):
@@ -124,7 +132,17 @@ def _with_content(response: Any, body: Body) -> Any:
 
 def _stream_read(inner: Inner, call: Call, stream: Any, max_bytes: int, timeout: float | None = None) -> Any:
     passage = passage_of(call)
-    return inner(stream, max_bytes, timeout if passage is None else at_most(timeout, passage.left()))
+    if passage is None:
+        return inner(stream, max_bytes, timeout)
+    try:
+        return inner(stream, max_bytes, at_most(timeout, passage.left()))
+    except RefusedReplyError as error:
+        # HTTP/2 keeps what is raised here for the other rows on the connection: these have to ask again, on another.
+        raise _errors(stream).ReadTimeout(str(error)) from None
+
+
+def _errors(stream: Any) -> Any:
+    return sys.modules[type(stream).__module__.partition(".")[0]]
 
 
 def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout: float | None = None) -> Any:
@@ -134,7 +152,7 @@ def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout:
     left = at_most(timeout, passage.left())
     if stream.get_extra_info("ssl_object") is not None:
         return inner(stream, buffer, left)  # one wait for all of it
-    errors = sys.modules[type(stream).__module__.partition(".")[0]]
+    errors = _errors(stream)
     try:
         plain = stream.get_extra_info("socket")  # here `inner` would wait anew for every part that the peer takes
         plain.settimeout(left)
@@ -168,6 +186,16 @@ class _Reads(io.RawIOBase):
         super().close()
 
 
+class _TimedReplies:
+    """Stands for the class of replies of a connection."""
+
+    def __init__(self, passage: Passage, made: Callable[..., Any]) -> None:
+        self._passage, self._made = passage, made
+
+    def __call__(self, plain: Any, *args: Any, **options: Any) -> Any:
+        return self._made(_Timed(self._passage, plain), *args, **options)
+
+
 class _Timed:
     """Stands for a socket where a reply is read from it."""
 
@@ -182,8 +210,10 @@ class _Timed:
 def _timed_replies(passage: Passage, connection: Any) -> Iterator[None]:
     """Has a connection read its replies within the time that is left."""
     own = vars(connection).get("response_class")
-    made = connection.response_class
-    connection.response_class = lambda plain, *args, **options: made(_Timed(passage, plain), *args, **options)
+    if isinstance(own, _TimedReplies):  # `connect` calls that of the base class
+        yield
+        return
+    connection.response_class = _TimedReplies(passage, connection.response_class)
     try:
         yield
     finally:
@@ -210,7 +240,8 @@ def _connect_http(inner: Inner, call: Call, connection: Any) -> Any:
     passage = passage_of(call)
     if passage is None:
         return inner(connection)
-    with inside(), _timed_replies(passage, connection):  # a proxy replies before the provider does
+    # A proxy replies before the provider does.
+    with inside(passage), _closed_if_refused(connection), _timed_replies(passage, connection):
         return inner(connection)
 
 
@@ -218,7 +249,7 @@ def _send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
     passage = passage_of(call)
     if passage is None:
         return inner(connection, data)
-    with inside():
+    with inside(passage), _closed_if_refused(connection):
         if connection.sock is None and connection.auto_open:
             connection.connect()
         if connection.sock is None:
@@ -227,17 +258,28 @@ def _send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
             return inner(connection, data)
 
 
+@contextlib.contextmanager
+def _closed_if_refused(connection: Any) -> Iterator[None]:
+    """Closes a connection on which an exchange ends halfway: else the next row could not use it, or read this one's."""
+    try:
+        yield
+    except RefusedReplyError:
+        connection.close()
+        raise
+
+
 def _reply_http(inner: Inner, call: Call, connection: Any) -> Any:
     passage = passage_of(call)
     if passage is None:
         return inner(connection)
-    with _timed_replies(passage, connection):
+    with _closed_if_refused(connection), _timed_replies(passage, connection):
         response = inner(connection)
     try:
         passage.check_status(response.status, response.headers.get("location"), f"http://{connection.host}/")
         body = passage.body(response.headers.get("content-encoding"))
         while chunk := response.read(_READ):
             passage.add(body, chunk)
+        _check_length(response)
     except BaseException:
         response.close()
         connection.close()  # the rest of the reply is still on its way
@@ -249,12 +291,36 @@ def _reply_http(inner: Inner, call: Call, connection: Any) -> Any:
     return response
 
 
+def _check_length(response: Any) -> None:
+    """Raises where a body ended early: `read` does not tell, and without its length nobody can later."""
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+
+
 def _reply_http2(inner: Inner, call: Call, connection: Any) -> Any:
     """Refuses what urllib3 reads by itself."""
     passage = passage_of(call)
     if passage is not None:
         raise passage.refuse("HTTP/2 of urllib3, which has no limits")
     return inner(connection)
+
+
+# TLS of blocking clients: the handshake, and records that come in parts.
+
+
+def _wait_tls(inner: Inner, call: Call, plain: Any, *args: Any, **options: Any) -> Any:
+    passage = passage_of(call)
+    if passage is None:
+        return inner(plain, *args, **options)
+    with waiting(passage, plain):
+        return inner(plain, *args, **options)
+
+
+# Cookies. One that a private reply sets would ride along with other rows, and stay in the user's client.
+
+
+def _take_cookies(inner: Inner, call: Call, *args: Any, **options: Any) -> Any:
+    return None if call.withholds and passage_of(call) is not None else inner(*args, **options)
 
 
 # Connections of anything else.
@@ -268,8 +334,6 @@ def _connect(inner: Inner, call: Call, plain: Any, address: Any) -> Any:
         place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local socket"
         passage.stray = f"connects to {place} by itself, {_UNLIMITED}"
         raise passage.refuse("a connection that is not an HTTP client's")
-    if plain.gettimeout() == 0.0:  # of an event loop: it does not wait
-        return inner(plain, address)
     with waiting(passage, plain):
         return inner(plain, address)
 
@@ -316,6 +380,15 @@ def look_after_door() -> bool:
     Raises:
       UnsilencableModelError: an HTTP client is there in a version whose methods are not known here.
     """
+    is_new = _find_clients()
+    for hooks in tuple(_hooks.values()):
+        for hook in hooks:
+            hook.look_after()
+    return is_new
+
+
+def _find_clients() -> bool:
+    """Finds the methods of clients that have been imported since."""
     is_new = False
     for name, hooks_of in _MODULES.items():
         spec = getattr(sys.modules.get(name), "__spec__", None)
@@ -329,9 +402,6 @@ def look_after_door() -> bool:
                     f"{getattr(sys.modules[name], '__version__', 'another one')}; install one that this version of "
                     "langchain-dpicl was tested with"
                 ) from None
-    for hooks in tuple(_hooks.values()):
-        for hook in hooks:
-            hook.look_after()
     return is_new
 
 
@@ -379,9 +449,18 @@ def _of_urllib3_http2(module: Any) -> Iterable[Hook]:
 
 def _of_socket(module: Any) -> Iterable[Hook]:
     # Sandboxes put a subclass in its place; connections still go through the class itself.
-    owner = next(kind for kind in reversed(module.socket.__mro__) if kind.__module__ == "socket")
+    owner = next((kind for kind in reversed(module.socket.__mro__) if kind.__module__ == "socket"), module.socket)
     yield _hook(owner, "connect", _connect, 2)
     yield _hook(owner, "connect_ex", _connect, 2)
+
+
+def _of_ssl(module: Any) -> Iterable[Hook]:
+    yield _hook(module.SSLSocket, "do_handshake", _wait_tls, 1)
+    yield _hook(module.SSLSocket, "read", _wait_tls, 1)
+
+
+def _of_cookies(module: Any) -> Iterable[Hook]:
+    yield _hook(module.CookieJar, "extract_cookies", _take_cookies, 3)
 
 
 _MODULES: dict[str, Callable[[Any], Iterable[Hook]]] = {
@@ -393,4 +472,9 @@ _MODULES: dict[str, Callable[[Any], Iterable[Hook]]] = {
     "urllib3.connection": _of_urllib3,
     "urllib3.http2.connection": _of_urllib3_http2,
     socket.__name__: _of_socket,
+    "ssl": _of_ssl,
+    "http.cookiejar": _of_cookies,
 }
+
+with contextlib.suppress(UnsilencableModelError):  # now, as cassettes put other classes in the place of these
+    _find_clients()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from langchain_dpicl.backends._bodies import Body, TooLargeError, UnknownEncodingError
-from langchain_dpicl.backends._quiet import Call
+from langchain_dpicl.backends._quiet import EXCHANGE, Call
 
 Explain: TypeAlias = Literal["", "kind", "text"]
-
-_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("dpicl_inside_the_door", default=False)
 
 
 class RefusedReplyError(Exception):
@@ -33,10 +30,19 @@ class Passage:
     Attributes:
       hosts: names and ports that requests were sent to, and those of proxies.
       stray: what something else than a limited client did, "" if there was none; follows the model's name.
-      is_calling: whether the model has been called; there are no limits before.
     """
 
-    __slots__ = ("_deadline", "_ends", "_kind", "_target", "hosts", "is_calling", "max_reply_bytes", "stray")
+    __slots__ = (
+        "_deadline",
+        "_ends",
+        "_is_calling",
+        "_is_over",
+        "_kind",
+        "_target",
+        "hosts",
+        "max_reply_bytes",
+        "stray",
+    )
 
     def __init__(self, deadline: float, max_reply_bytes: int) -> None:
         self._deadline = deadline
@@ -45,7 +51,33 @@ class Passage:
         self.max_reply_bytes = max_reply_bytes
         self.hosts: dict[str, None] = {}
         self.stray = ""
-        self.is_calling = False
+        self._is_calling = self._is_over = False
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Marks the model's call: there are no limits before."""
+        self._is_calling = True
+        try:
+            yield
+        finally:
+            self._is_over = True
+
+    def now(self) -> Passage | None:
+        """Returns the limits that hold now; None before the model is called.
+
+        A thread that the model started and keeps has the mark of that one call for good. What it does for later ones
+        gets limits of its own: nothing that one row met may stop the exchanges of others.
+        """
+        if not self._is_calling:
+            return None
+        if not self._is_over:
+            return self
+        exchange = EXCHANGE.get()
+        if isinstance(exchange, _Exchange) and not exchange.is_over:
+            return exchange.passage
+        later = Passage(self._deadline, self.max_reply_bytes)
+        later._is_calling = True
+        return later
 
     @property
     def is_refused(self) -> bool:
@@ -81,13 +113,17 @@ class Passage:
         return self.refuse(f"no whole reply within the deadline of {self._deadline:g} seconds")
 
     def check_status(self, status: int, location: str | None, asked: str) -> None:
-        """Refuses redirects.
+        """Refuses redirects, and interim replies that a client takes for the answer.
+
+        The answer comes after an interim reply, so the next row on the connection would read it.
 
         Args:
           status: of the reply.
           location: where it points to, if anywhere.
           asked: the address that was asked.
         """
+        if status < 200:
+            raise self.refuse(f"an interim reply in the place of an answer (HTTP {status})")
         if 300 <= status < 400:
             raise self.refuse(f"a redirect (HTTP {status})", f"to {_pointed_to(location, asked)}")
 
@@ -115,27 +151,41 @@ def _pointed_to(location: str | None, asked: str) -> str:
         host, port = parts.hostname, f":{parts.port}" if parts.port else ""
     except ValueError:
         return "an address that cannot be read"
-    return f"{parts.scheme or own.scheme}://{host}{port}" if host else f"{own.netloc} itself"
+    itself = own.netloc.rpartition("@")[2]  # without a password
+    return f"{parts.scheme or own.scheme}://{host}{port}" if host else f"{itself} itself"
+
+
+class _Exchange:
+    """A limited exchange; over once it is left, also for threads that were started in it."""
+
+    __slots__ = ("is_over", "passage")
+
+    def __init__(self, passage: Passage) -> None:
+        self.passage = passage
+        self.is_over = False
 
 
 @contextlib.contextmanager
-def inside() -> Iterator[None]:
+def inside(passage: Passage) -> Iterator[None]:
     """Marks what runs inside as part of a limited exchange: connections that are opened there are its own."""
-    token = _INSIDE.set(True)
+    exchange = _Exchange(passage)
+    token = EXCHANGE.set(exchange)
     try:
         yield
     finally:
-        _INSIDE.reset(token)
+        exchange.is_over = True
+        EXCHANGE.reset(token)
 
 
 def is_inside() -> bool:
     """Whether the current code is part of a limited exchange."""
-    return _INSIDE.get()
+    exchange = EXCHANGE.get()
+    return isinstance(exchange, _Exchange) and not exchange.is_over
 
 
 def passage_of(call: Call) -> Passage | None:
     """Returns the limits of a call; None where no model is called, or is not yet: a rate limiter comes first."""
-    return call.passage if isinstance(call.passage, Passage) and call.passage.is_calling else None
+    return call.passage.now() if isinstance(call.passage, Passage) else None
 
 
 def at_most(timeout: float | None, left: float) -> float:
@@ -145,8 +195,11 @@ def at_most(timeout: float | None, left: float) -> float:
 
 @contextlib.contextmanager
 def waiting(passage: Passage, plain: Any) -> Iterator[None]:
-    """Limits what a socket waits inside by the time that is left."""
+    """Limits what a socket waits inside by the time that is left; one of an event loop does not wait."""
     own, left = plain.gettimeout(), passage.left()
+    if own == 0.0:
+        yield
+        return
     plain.settimeout(at_most(own, left))
     try:
         yield

@@ -54,6 +54,9 @@ class Call:
 
 _CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("dpicl_silent_call", default=None)
 
+EXCHANGE: contextvars.ContextVar[Any] = contextvars.ContextVar("dpicl_exchange", default=None)
+"""The limited HTTP exchange that the current code is part of; handed to threads with the mark."""
+
 
 def begin(*, withholds: bool, passage: Any = None) -> Call:
     """Marks the current context as that of a silent call. Contexts of silent calls are never used again.
@@ -239,15 +242,16 @@ def _call_back(inner: Callable[..., Any], call: Call, future: Any, fn: Callable[
 class _Carried:
     """A function that runs with the mark of the call that handed it to a thread."""
 
-    __slots__ = ("_call", "_inner", "_is_thread")
+    __slots__ = ("_call", "_exchange", "_inner", "_is_thread")
 
     def __init__(self, call: Call, inner: Callable[..., Any], *, is_thread: bool = False) -> None:
         self._call = call
+        self._exchange = EXCHANGE.get()
         self._inner = inner
         self._is_thread = is_thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        token = _CALL.set(self._call)
+        token, place = _CALL.set(self._call), EXCHANGE.set(self._exchange)
         try:
             return self._inner(*args, **kwargs)
         except BaseException:
@@ -256,6 +260,7 @@ class _Carried:
                 return None
             raise
         finally:
+            EXCHANGE.reset(place)
             _CALL.reset(token)
 
 

@@ -32,6 +32,8 @@ def private_settings(model: Any) -> dict[str, Any]:
     for name in DROPPED & fields.keys():
         if fields[name].default is None:
             changed[name] = None
+        elif isinstance(getattr(model, name, None), Mapping):  # `Field(default_factory=dict)`
+            changed[name] = {}
     for name in _MAPPINGS:
         value = getattr(model, name, None)
         if name in fields and isinstance(value, Mapping):

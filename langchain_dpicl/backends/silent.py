@@ -154,8 +154,8 @@ class SilentModel:
                 with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         self._limiter.acquire(blocking=True)
-                    passage.is_calling = True
-                    outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
+                    with passage.calling():
+                        outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
         except KeyboardInterrupt:  # while a failure was looked at
@@ -179,8 +179,9 @@ class SilentModel:
                 with watching(call, _probe_text(request)):
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
-                    passage.is_calling = True
-                    outcome = _reply(request, await self._door(1)(*self._input(request), **self._options(request)))
+                    with passage.calling():
+                        door, options = self._door(1), self._options(request)
+                        outcome = _reply(request, await door(*self._input(request), **options))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
         except KeyboardInterrupt:  # while a failure was looked at
@@ -235,7 +236,7 @@ class SilentModel:
     def _options(self, request: Request) -> dict[str, Any]:
         if self._kind == "decisions":
             return {}
-        return {**self._bound, **request.options}
+        return private_arguments({**self._bound, **request.options})
 
 
 def _begun(request: Request, retry: RetryPolicy) -> tuple[Call, Passage]:

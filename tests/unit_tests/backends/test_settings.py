@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from pydantic import Field
 
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, silence
 from tests.hostile_provider import TARGET, Served, hostile_provider
 from tests.live import anthropic_model, decision_model, labelled, openai_model
+from tests.scripted_models import ScriptedChat, fixed
 
 pytestmark = [
     pytest.mark.enable_socket,
@@ -88,6 +91,25 @@ class TestSettingsForPublicTraffic:
             SilentEmbeddings(made(base_url=f"{served.root}/v1", api_key="none", **options)).rows([Hidden(PRIVATE)])
             assert all("user" not in one.body for one in served.seen)
             assert len(served.seen) == 2
+
+    def test_fields_that_have_another_default_than_none(self) -> None:
+        class Tagged(ScriptedChat):
+            metadata: dict[str, str] = Field(default_factory=dict)  # type: ignore[assignment]
+
+        model = Tagged(answer=fixed({"a": 1.0}), metadata={"team": "x"})
+        assert silence(model)._model.metadata == {}
+        assert model.metadata["team"] == "x"
+
+    def test_options_of_an_engine(self) -> None:
+        with hostile_provider(None) as served:
+            model = openai_model("ChatOpenAI", f"{served.root}/v1")
+            engine = LangChainBackend(
+                model, continuation="instruct", text_options={**MARKS, "store": True, "seed": 7}, retry=RETRY
+            )
+            engine.complete([PRIVATE], max_tokens=3)
+            body = served.private()[-1].body
+        assert not MARKS.keys() & body.keys()
+        assert (body["store"], body["seed"]) == (False, 7)
 
 
 def test_decision_models_have_none_of_them() -> None:
