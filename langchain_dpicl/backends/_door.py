@@ -134,11 +134,21 @@ def _stream_read(inner: Inner, call: Call, stream: Any, max_bytes: int, timeout:
     passage = passage_of(call)
     if passage is None:
         return inner(stream, max_bytes, timeout)
-    try:
+    with _as_timeout(_errors(stream).ReadTimeout):
         return inner(stream, max_bytes, at_most(timeout, passage.left()))
+
+
+@contextlib.contextmanager
+def _as_timeout(kind: type[Exception]) -> Iterator[None]:
+    """Raises what httpcore raises where the time is up.
+
+    HTTP/2 gives it to the other rows on the connection as well. They ask again, on another one; a refusal would stop
+    them.
+    """
+    try:
+        yield
     except RefusedReplyError as error:
-        # HTTP/2 keeps what is raised here for the other rows on the connection: these have to ask again, on another.
-        raise _errors(stream).ReadTimeout(str(error)) from None
+        raise kind(str(error)) from None
 
 
 def _errors(stream: Any) -> Any:
@@ -149,10 +159,11 @@ def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout:
     passage = passage_of(call)
     if passage is None:
         return inner(stream, buffer, timeout)
-    left = at_most(timeout, passage.left())
+    errors = _errors(stream)
+    with _as_timeout(errors.WriteTimeout):
+        left = at_most(timeout, passage.left())
     if stream.get_extra_info("ssl_object") is not None:
         return inner(stream, buffer, left)  # one wait for all of it
-    errors = _errors(stream)
     try:
         plain = stream.get_extra_info("socket")  # here `inner` would wait anew for every part that the peer takes
         plain.settimeout(left)
@@ -161,6 +172,19 @@ def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout:
         raise errors.WriteTimeout(str(error)) from error
     except OSError as error:
         raise errors.WriteError(str(error)) from error
+
+
+# A connection of httpcore on which more came than one reply is not used again: the next row would read the rest.
+
+
+def _reply_closed(inner: Inner, call: Call, connection: Any) -> Any:
+    is_kept = passage_of(call) is None or not connection._h11_state.trailing_data[0]  # noqa: SLF001  told nowhere else
+    return inner(connection) if is_kept else connection.close()
+
+
+def _areply_closed(inner: Inner, call: Call, connection: Any) -> Any:
+    is_kept = passage_of(call) is None or not connection._h11_state.trailing_data[0]  # noqa: SLF001  told nowhere else
+    return inner(connection) if is_kept else connection.aclose()
 
 
 # http.client, which requests, urllib3 and botocore use.
@@ -428,6 +452,9 @@ def _of_httpcore(module: Any) -> Iterable[Hook]:
     for name in _STREAMS:
         yield _hook(getattr(streams, name), "read", _stream_read, 2)
         yield _hook(getattr(streams, name), "write", _stream_write, 2)
+    for package, prefix, act in (("_sync", "", _reply_closed), ("_async", "Async", _areply_closed)):
+        connections = importlib.import_module(f"{module.__name__}.{package}.http11")
+        yield _hook(getattr(connections, f"{prefix}HTTP11Connection"), "_response_closed", act, 1)
 
 
 def _of_http_client(module: Any) -> Iterable[Hook]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import queue
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpcore
+import httpcore2
 import httpx
 import httpx2
 import pytest
@@ -54,6 +56,11 @@ def ask(model: SilentModel, text: str, explain: Any = "") -> Reply:
 
 def said(model: SilentModel, text: str, explain: Any = "") -> str | None:
     reply = ask(model, text, explain)
+    return None if reply.answer is None else reply.answer.reveal().text
+
+
+async def asaid(model: SilentModel, text: str) -> str | None:
+    reply = await model.aask(Request(Hidden(text), str, {}), retry=RETRY)
     return None if reply.answer is None else reply.answer.reveal().text
 
 
@@ -141,6 +148,57 @@ class TestConnections:
             model = silence(Written(act=act))
             assert ask(model, TARGET) == Reply(fault="content")
             assert said(model, "second") == "second"
+
+    @pytest.mark.parametrize("package", [httpx, httpx2])
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_bytes_behind_a_reply_are_not_the_next_row_s(self, package: Any, *, is_async: bool) -> None:
+        def answer(talk: Any, body: bytes) -> None:
+            talk.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok" if TARGET.encode() in body else b"")
+            echo(talk, body)
+
+        class Awaited(Written):
+            async def _acall(self, prompt: str, *_: Any, **__: Any) -> str:
+                return str((await aclient.post(url, content=prompt)).text)
+
+        async def each() -> list[str | None]:
+            async with aclient:
+                return [await asaid(awaited, text) for text in (TARGET, "second")]
+
+        with serving(answer) as port, package.Client() as client:
+            url, aclient = f"http://127.0.0.1:{port}/", package.AsyncClient()
+            model = silence(Written(act=lambda text: client.post(url, content=text).text))
+            awaited = silence(Awaited(act=str))
+            found = asyncio.run(each()) if is_async else [said(model, text) for text in (TARGET, "second")]
+            assert found == ["ok", "second"]
+
+
+class TestSharedConnections:
+    """Stand for HTTP/2, which gives what one row's read or write raised to all rows on the connection."""
+
+    @pytest.mark.parametrize("package", [httpcore, httpcore2])
+    @pytest.mark.parametrize("way", ["read", "write"])
+    def test_a_row_that_is_late_raises_what_others_wait_out(self, package: Any, way: str) -> None:
+        raised: list[BaseException] = []
+        left, right = socket.socketpair()
+        stream = package._backends.sync.SyncStream(left)
+
+        def act(_: str) -> str:
+            time.sleep(0.05)  # the clock runs since the first read
+            try:
+                while True:
+                    stream.read(1, 9.0) if way == "read" else stream.write(b"x" * 9_000_000, 9.0)
+            except BaseException as error:
+                raised.append(error)
+                try:
+                    stream.read(1, 9.0) if way == "read" else stream.write(b"x", 9.0)
+                except BaseException as later:
+                    raised.append(later)
+            return "swallowed"
+
+        assert ask(silence(Written(act=act)), "x") == Reply(fault="content")
+        assert [type(error).__name__ for error in raised] == [f"{way.title()}Timeout"] * 2
+        left.close()
+        right.close()
 
 
 class TestTls:
