@@ -1,10 +1,10 @@
 """Limits every HTTP exchange of a silent call: no redirect is followed, time and size of a reply are limited.
 
 The limits are set where the HTTP clients of Python send one request: in the clients of httpx and httpx2, in the streams
-of httpcore below them, in `http.client` (which requests, urllib3 and botocore use), and in `socket.connect`. These
-methods get guards for the whole process, as those of `_quiet` do. A guard asks whether it runs inside a silent call;
-everything else it passes on untouched. So no client, transport, proxy or certificate of the user is replaced, and
-clients that a model makes during a call have the limits as well.
+of httpcore and the TLS sockets below them, in `http.client` (which requests, urllib3 and botocore use; `_http_client`),
+in cookie jars, and in `socket.connect`. These methods get guards for the whole process, as those of `_quiet` do. A
+guard asks whether it runs inside a silent call; everything else it passes on untouched. So no client, transport, proxy
+or certificate of the user is replaced, and clients that a model makes during a call have the limits as well.
 
 A connection that is opened during a silent call, but not by one of these clients, is refused: nothing would limit it.
 """
@@ -15,14 +15,13 @@ import asyncio
 import contextlib
 import http.client
 import importlib
-import io
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 from langchain_dpicl.backends._bodies import Body
+from langchain_dpicl.backends._http_client import connect_http, put_request, reply_http, reply_http2, send_http
 from langchain_dpicl.backends._passage import (
     Passage,
     RefusedReplyError,
@@ -37,7 +36,6 @@ from langchain_dpicl.exceptions import UnsilencableModelError
 
 Inner: TypeAlias = Callable[..., Any]
 
-_READ = 65_536
 _UNLIMITED = (
     "and not through httpx, requests or http.client: redirects, time and size of its replies cannot be limited; take a "
     "model class whose client uses one of these, such as ChatOpenAI with the base_url= of an OpenAI-compatible server"
@@ -187,148 +185,6 @@ def _areply_closed(inner: Inner, call: Call, connection: Any) -> Any:
     return inner(connection) if is_kept else connection.aclose()
 
 
-# http.client, which requests, urllib3 and botocore use.
-
-
-class _Reads(io.RawIOBase):
-    """Reads from a socket's file, each time within the time that is left."""
-
-    def __init__(self, passage: Passage, plain: Any) -> None:
-        super().__init__()
-        self._passage, self._socket, self._file = passage, plain, plain.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        with waiting(self._passage, self._socket):
-            count: int | None = self._file.readinto(buffer)
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _TimedReplies:
-    """Stands for the class of replies of a connection."""
-
-    def __init__(self, passage: Passage, made: Callable[..., Any]) -> None:
-        self._passage, self._made = passage, made
-
-    def __call__(self, plain: Any, *args: Any, **options: Any) -> Any:
-        return self._made(_Timed(self._passage, plain), *args, **options)
-
-
-class _Timed:
-    """Stands for a socket where a reply is read from it."""
-
-    def __init__(self, passage: Passage, plain: Any) -> None:
-        self._passage, self._socket = passage, plain
-
-    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
-        return io.BufferedReader(_Reads(self._passage, self._socket))
-
-
-@contextlib.contextmanager
-def _timed_replies(passage: Passage, connection: Any) -> Iterator[None]:
-    """Has a connection read its replies within the time that is left."""
-    own = vars(connection).get("response_class")
-    if isinstance(own, _TimedReplies):  # `connect` calls that of the base class
-        yield
-        return
-    connection.response_class = _TimedReplies(passage, connection.response_class)
-    try:
-        yield
-    finally:
-        if own is None:
-            del connection.response_class
-        else:
-            connection.response_class = own
-
-
-def _put_request(inner: Inner, call: Call, connection: Any, method: str, url: str, *more: Any, **options: Any) -> Any:
-    passage = passage_of(call)
-    if passage is not None:
-        passage.left()
-        passage.hosts[f"{connection.host}:{connection.port}"] = None
-        tunnel = getattr(connection, "_tunnel_host", None)
-        if tunnel:
-            passage.hosts[f"{tunnel}:{connection._tunnel_port}"] = None  # noqa: SLF001  told nowhere else
-        elif url.startswith("http"):  # through a proxy
-            passage.hosts[urlsplit(url).netloc.rpartition("@")[2]] = None
-    return inner(connection, method, url, *more, **options)
-
-
-def _connect_http(inner: Inner, call: Call, connection: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection)
-    # A proxy replies before the provider does.
-    with inside(passage), _closed_if_refused(connection), _timed_replies(passage, connection):
-        return inner(connection)
-
-
-def _send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection, data)
-    with inside(passage), _closed_if_refused(connection):
-        if connection.sock is None and connection.auto_open:
-            connection.connect()
-        if connection.sock is None:
-            return inner(connection, data)
-        with waiting(passage, connection.sock):
-            return inner(connection, data)
-
-
-@contextlib.contextmanager
-def _closed_if_refused(connection: Any) -> Iterator[None]:
-    """Closes a connection on which an exchange ends halfway: else the next row could not use it, or read this one's."""
-    try:
-        yield
-    except RefusedReplyError:
-        connection.close()
-        raise
-
-
-def _reply_http(inner: Inner, call: Call, connection: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection)
-    with _closed_if_refused(connection), _timed_replies(passage, connection):
-        response = inner(connection)
-    try:
-        passage.check_status(response.status, response.headers.get("location"), f"http://{connection.host}/")
-        body = passage.body(response.headers.get("content-encoding"))
-        while chunk := response.read(_READ):
-            passage.add(body, chunk)
-        _check_length(response)
-    except BaseException:
-        response.close()
-        connection.close()  # the rest of the reply is still on its way
-        raise
-    for name in ("content-encoding", "content-length", "transfer-encoding"):
-        del response.headers[name]
-    content = body.content()
-    response.fp, response.length, response.chunked = io.BytesIO(content), len(content), False
-    return response
-
-
-def _check_length(response: Any) -> None:
-    """Raises where a body ended early: `read` does not tell, and without its length nobody can later."""
-    if response.length:
-        raise http.client.IncompleteRead(b"", response.length)
-
-
-def _reply_http2(inner: Inner, call: Call, connection: Any) -> Any:
-    """Refuses what urllib3 reads by itself."""
-    passage = passage_of(call)
-    if passage is not None:
-        raise passage.refuse("HTTP/2 of urllib3, which has no limits")
-    return inner(connection)
-
-
 # TLS of blocking clients: the handshake, and records that come in parts.
 
 
@@ -458,20 +314,20 @@ def _of_httpcore(module: Any) -> Iterable[Hook]:
 
 
 def _of_http_client(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTPConnection, "putrequest", _put_request, 3)
-    yield _hook(module.HTTPConnection, "send", _send_http, 2)
-    yield _hook(module.HTTPConnection, "getresponse", _reply_http, 1)
-    yield _hook(module.HTTPConnection, "connect", _connect_http, 1)
-    yield _hook(module.HTTPSConnection, "connect", _connect_http, 1)
+    yield _hook(module.HTTPConnection, "putrequest", put_request, 3)
+    yield _hook(module.HTTPConnection, "send", send_http, 2)
+    yield _hook(module.HTTPConnection, "getresponse", reply_http, 1)
+    yield _hook(module.HTTPConnection, "connect", connect_http, 1)
+    yield _hook(module.HTTPSConnection, "connect", connect_http, 1)
 
 
 def _of_urllib3(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTPConnection, "connect", _connect_http, 1)
-    yield _hook(module.HTTPSConnection, "connect", _connect_http, 1)
+    yield _hook(module.HTTPConnection, "connect", connect_http, 1)
+    yield _hook(module.HTTPSConnection, "connect", connect_http, 1)
 
 
 def _of_urllib3_http2(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTP2Connection, "getresponse", _reply_http2, 1)
+    yield _hook(module.HTTP2Connection, "getresponse", reply_http2, 1)
 
 
 def _of_socket(module: Any) -> Iterable[Hook]:
