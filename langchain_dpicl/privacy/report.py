@@ -242,6 +242,7 @@ def verify_report(report: Reported) -> VerifiedReport:
         far that goes for labels, a `LabelledPool` or a `SoftPrompt` is in `shown_labels` and `shown_training`.
       - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
         numbers) is what its content digest names.
+      - What is priced is what is claimed: where two reports could be read in what is given, it is refused.
       - It does not mean that the report is genuine. Digests are no signatures: they catch accidents, a forger can
         rewrite a whole file. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
       - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
