@@ -363,18 +363,13 @@ def budget_of(given: Any, name: str) -> Budget:
     raise ConfigurationError(msg)
 
 
-def _has_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 _EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "callbacks": ("a list of handlers or a manager", lambda value: isinstance(value, (list, BaseCallbackManager))),
-    "configurable": ("a mapping with keys of text", _has_names),
-    "max_concurrency": ("an integer >= 1", _is_count),
+    "configurable": (
+        "a mapping with keys of text",
+        lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    ),
+    "max_concurrency": ("an integer >= 1", lambda value: type(value) is int and value >= 1),
     "metadata": ("a mapping", lambda value: isinstance(value, Mapping)),
     "run_name": ("text", lambda value: isinstance(value, str)),
     "tags": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(tag, str) for tag in value)),
