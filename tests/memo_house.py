@@ -18,7 +18,7 @@ CANARY = "zebra-crossing-canary"
 LABELS = ("card", "transfer")
 FAST: dict[str, Any] = {"rows": "units", "num_slots": 20, "calibrate": False}
 LOUD: dict[str, Any] = {**FAST, "noise_multiplier": 0.05, "epsilon": 2e4}
-"""The majority always wins."""
+"""Noise decides nothing: the majority of the sample wins."""
 
 DEAF: dict[str, Any] = {**FAST, "noise_multiplier": 400.0, "epsilon": 1.0}
 """Every answer is a coin: two releases agree with a chance of a half, however often nobody was asked."""
