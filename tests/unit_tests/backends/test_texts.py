@@ -179,10 +179,10 @@ class TestWhatIsSent:
         assert seen[-1][1]["max_tokens"] == 7
 
     def test_has_further_options_that_go_before_ours(self, kind: Any) -> None:
-        engine, seen = self.sent(kind, options={"temperature": 0.5, "max_tokens": None, "user": "u"})
+        engine, seen = self.sent(kind, options={"temperature": 0.5, "max_tokens": None, "seed": 7})
         engine.score_choices(["a"], LABELS)
-        assert seen[-1][1] == {"temperature": 0.5, "user": "u"}
-        assert dict(engine.options) == {"temperature": 0.5, "max_tokens": None, "user": "u"}
+        assert seen[-1][1] == {"temperature": 0.5, "seed": 7}
+        assert dict(engine.options) == {"temperature": 0.5, "max_tokens": None, "seed": 7}
 
     def test_completions_are_the_prompt_alone(self, kind: Any) -> None:
         engine, seen = self.sent(kind)
