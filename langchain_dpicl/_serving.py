@@ -19,8 +19,9 @@ import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
+from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 
@@ -47,7 +48,7 @@ _NEVER = -9999.0
 """What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
 
 
-class Served(BaseModel):
+class Served(HidesInput):
     """The fields that a served model has, chat or not."""
 
     max_tokens: int = Field(default=64, ge=1)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from typing_extensions import override
 
+from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl._label_scorers import Row, continuations_of, distinct_texts, label_scorer, settled
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.resolve import as_choice_backend
@@ -265,7 +266,7 @@ class LabelClassifier:
         return base
 
 
-class PromptClassifier(RunnableSerializable[Any, str]):
+class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
     """A prompt bound to a classifier: text or dict in, label out. Batches are scored as one batch."""
 
     prompt: BasePromptTemplate  # type: ignore[type-arg]  # pydantic tells BasePromptTemplate[Any] from [str]

@@ -12,6 +12,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from langchain_dpicl import (
     Budget,
+    ChatEmbedded,
+    ChatLocal,
     DemonstrationSynthesizer,
     DocumentSynthesizer,
     DPFewShotChatMessagePromptTemplate,
@@ -20,6 +22,8 @@ from langchain_dpicl import (
     DPRetrievalFreeFormRunnable,
     DPRetrievalVotingRunnable,
     DPVotingRunnable,
+    EmbeddedLLM,
+    LocalLLM,
     PrivateEvolution,
     PrivateExamples,
     PromptDPSGD,
@@ -29,6 +33,7 @@ from langchain_dpicl import (
     ValueDiscovery,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.classification import PromptClassifier
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
 
@@ -43,6 +48,13 @@ MODELS: dict[type[Any], dict[str, Any]] = {
     DPRetrievalFreeFormRunnable: {"private": RECORDS, "with_receipt": RECORDS},
     DPFewShotPromptTemplate: {"llm": CANARY, "epsilon": CANARY},
     DPFewShotChatMessagePromptTemplate: {"examples": CANARY, "private": RECORDS},
+}
+SERVED: dict[type[Any], dict[str, Any]] = {
+    EmbeddedLLM: {"max_tokens": RECORDS},
+    ChatEmbedded: {"stop": RECORDS, "private": RECORDS},
+    LocalLLM: {"backend": CANARY},
+    ChatLocal: {"examples": RECORDS},
+    PromptClassifier: {"prompt": CANARY, "classifier": RECORDS},
 }
 PLAIN: dict[str, Callable[[], object]] = {
     "PromptPATEExampleSelector.from_private_examples(private, llm=..., public_inputs=..., ...)": (
@@ -112,6 +124,18 @@ def test_every_other_way_to_validation_carries_no_input_either(cls: type[BaseMod
         with pytest.raises((ConfigurationError, ValidationError)) as caught:
             way()
         assert CANARY not in told(caught.value)
+
+
+@pytest.mark.parametrize("cls", SERVED, ids=lambda cls: cls.__name__)
+def test_a_wrong_call_of_a_local_model_or_classifier_carries_no_input(cls: type[BaseModel]) -> None:
+    for build in (lambda: cls(**SERVED[cls]), lambda: cls.model_validate(SERVED[cls])):
+        with pytest.raises(ConfigurationError) as caught:
+            build()
+        assert CANARY not in told(caught.value)
+        assert caught.value.__cause__ is caught.value.__context__ is None
+    with pytest.raises((ConfigurationError, ValidationError)) as kept:
+        TypeAdapter(cls).validate_python(SERVED[cls])
+    assert CANARY not in told(kept.value)
 
 
 def voter() -> DPVotingRunnable:

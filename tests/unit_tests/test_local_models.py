@@ -21,7 +21,6 @@ from langchain_core.messages import AIMessage, ChatMessage, FunctionMessage, Hum
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_tests.unit_tests import ChatModelUnitTests
-from pydantic import ValidationError
 
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
@@ -235,7 +234,7 @@ class TestLengthStopAndSampling:
 
     @pytest.mark.parametrize("fault", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_tokens": 0}])
     def test_what_is_out_of_range_is_refused(self, make, fault):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigurationError, match=next(iter(fault))):
             make(**fault)
         with pytest.raises(ConfigurationError, match=next(iter(fault))):
             make(temperature=1.0).invoke(PROMPT, **fault)
@@ -450,9 +449,9 @@ class TestEngines:
     def test_what_is_no_engine_is_refused(self):
         for kind in (LocalLLM, ChatLocal):
             for wrong in (None, "a/path", EmbeddedModel, llm()):
-                with pytest.raises(ValidationError, match=r"expected a local engine as backend"):
+                with pytest.raises(ConfigurationError, match=r"expected a local engine as backend"):
                     kind(backend=wrong)
-            with pytest.raises(ValidationError, match="backend"):
+            with pytest.raises(ConfigurationError, match="backend"):
                 kind()
 
     def test_both_are_loaded_from_a_folder(self, tmp_path):

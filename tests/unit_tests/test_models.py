@@ -11,10 +11,10 @@ from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from pydantic import ValidationError
 
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
 from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM, flatten_messages
 
 SHOTS = (
@@ -104,7 +104,7 @@ class TestChains:
     @pytest.mark.parametrize("fault", [{"max_tokens": 0}, {"temperature": -0.5}])
     @pytest.mark.parametrize("kind", [EmbeddedLLM, ChatEmbedded])
     def test_parameters_out_of_range_are_refused(self, kind, fault):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigurationError, match=next(iter(fault))):
             kind(**fault)
 
     def test_its_own_tokens_are_counted_offline(self, model):
