@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -198,17 +197,17 @@ class TestForWritingTokenByToken:
 
 
 class Slow(ScriptedChat):
-    """A model whose every blocking call takes a while, and which remembers where it ran."""
+    """A model whose blocking calls wait until somebody wakes it, and which remembers where it ran."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     threads: list[int] = Field(default_factory=list)
     asleep: threading.Event = Field(default_factory=threading.Event)
+    woken: threading.Event = Field(default_factory=threading.Event)
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         self.threads.append(threading.get_ident())
         self.asleep.set()
-        time.sleep(0.2)
-        self.asleep.clear()
+        assert self.woken.wait(3_600)  # by the loop, which a probe on it would hold up
         return super()._generate(*args, **kwargs)
 
     async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,23 +229,19 @@ class TestAwaitedConstruction:
 
     async def test_the_event_loop_goes_on_while_a_model_is_probed(self) -> None:
         model = Slow(answer=TOPS)
-        ticks = 0
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.005)
-                ticks += model.asleep.is_set()
+        async def wake() -> None:
+            await asyncio.to_thread(model.asleep.wait, 3_600)
+            model.woken.set()
 
-        ticking = asyncio.create_task(tick())
+        waking = asyncio.create_task(wake())
         template = await DPFewShotPromptTemplate.afrom_private_examples(
             self.private(), llm=model, budget=Budget(epsilon=8.0, delta=1e-3), **OPTIONS
         )
-        ticking.cancel()
+        await waking
         assert set(template.examples[0]["text"].split()) <= {word.strip() for word in WORDS}
         assert model.threads
         assert threading.get_ident() not in model.threads
-        assert ticks >= 5
 
     async def test_the_probe_sees_the_callers_context(self) -> None:
         mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
