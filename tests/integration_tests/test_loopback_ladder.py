@@ -248,7 +248,8 @@ class TestOutages:
         vllm.script(FAULTS[fault])
         assert not backend.open(PROMPTS, []).score([b" a", b" the"]).any()
         assert not asyncio.run(backend.open(PROMPTS, []).ascore([b" a", b" the"])).any()
-        assert len(vllm.received) == 2 * 3 * len(PROMPTS)
+        # Of three attempts a row. One on a connection that the server is just closing does not arrive there.
+        assert 2 * len(PROMPTS) < len(vllm.received) <= 2 * 3 * len(PROMPTS)
         with pytest.raises(ModelCallError, match="a public call to loopback failed"):
             backend.top_tokens(PROMPTS[0], [], top_k=3)
         with pytest.raises(ModelCallError, match="a public call to loopback failed"):

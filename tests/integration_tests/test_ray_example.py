@@ -14,6 +14,7 @@ from langchain_dpicl.stores import SQLiteStore
 from tests.example_files import EXAMPLES
 
 pytestmark = [
+    pytest.mark.timeout(900),  # a cluster starts some ten processes, each of which imports all
     pytest.mark.loopback,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]

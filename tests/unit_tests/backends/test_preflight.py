@@ -454,15 +454,19 @@ class TestRecordersThatAreClasses:
         assert silent.trouble() == ""
 
 
+def a_users_hook(request: Any) -> None:
+    """Not `print`: Ray replaces that in the process that has imported it."""
+
+
 class TestHooksOfTheHTTPClient:
     def test_of_users_are_accepted_and_of_recorders_refused(self) -> None:
-        silence(offline_chat(event_hooks={"request": [print, Recorder().by_replacement(print)]}))
+        silence(offline_chat(event_hooks={"request": [a_users_hook, Recorder().by_replacement(a_users_hook)]}))
         with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Client\.event_hooks"):
-            silence(offline_chat(event_hooks={"response": [print, known().by_replacement(print)]}))
+            silence(offline_chat(event_hooks={"response": [a_users_hook, known().by_replacement(a_users_hook)]}))
 
     @pytest.mark.parametrize("is_in_place", [False, True], ids=["set", "appended"])
     def test_that_come_later_are_refused(self, is_in_place: bool) -> None:
-        model, hook = offline_chat(), known().by_an_object(print)
+        model, hook = offline_chat(), known().by_an_object(a_users_hook)
         silent, client = silence(model), model.root_client._client
         assert silent.trouble() == ""
         if is_in_place:
