@@ -248,7 +248,7 @@ class TestOutages:
         vllm.script(FAULTS[fault])
         assert not backend.open(PROMPTS, []).score([b" a", b" the"]).any()
         assert not asyncio.run(backend.open(PROMPTS, []).ascore([b" a", b" the"])).any()
-        # Of three attempts a row. One on a connection that the server is just closing does not arrive there.
+        # Three attempts a row. One of 18 was missing once on a busy machine; a connection closed meanwhile would explain it.
         assert 2 * len(PROMPTS) < len(vllm.received) <= 2 * 3 * len(PROMPTS)
         with pytest.raises(ModelCallError, match="a public call to loopback failed"):
             backend.top_tokens(PROMPTS[0], [], top_k=3)
