@@ -143,7 +143,7 @@ def _plan_text(plan: DiscoveryPlan) -> str:
 def _counts_text(found: ReleasedCounts) -> list[str]:
     if not found.counts:
         return ["nothing reached the threshold"]
-    from langchain_dpicl.discovery_planning import noise_margin
+    from langchain_dpicl.privacy.count_margins import noise_margin
 
     margin = noise_margin(found.release.scale, 0.95)  # not `public_size`, which is never below 1
     width = max(len(value) for value in found.counts)

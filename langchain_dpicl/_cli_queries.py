@@ -13,7 +13,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real
 
 if TYPE_CHECKING:
-    from langchain_dpicl.planning import Cost
+    from langchain_dpicl._cost import Cost
     from langchain_dpicl.row_design import RowDesign
 
 OPTIONS = (

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl.planning import Cost
+from langchain_dpicl._cost import Cost
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.events import Event

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.count_margins import least_count, noise_margin
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import MAX_THRESHOLD, CountPlan, DiscreteLaplaceMechanism, tail_bound
+from langchain_dpicl.privacy.value_counts import MAX_THRESHOLD, CountPlan, DiscreteLaplaceMechanism
 
 # Of a share's delta: what is left for the noise, which hardly needs any, beside a threshold.
 _FOR_THRESHOLD = 0.99
@@ -106,29 +106,6 @@ class DiscoveryPlan:
         }
 
 
-def noise_margin(scale: Fraction, confidence: float) -> int:
-    """Returns the least m with P[noise > m] at most 1 - confidence.
-
-    Args:
-      scale: of the noise, in counts.
-      confidence: in (0, 1).
-
-    Raises:
-      ConfigurationError: `confidence` out of range.
-    """
-    wrong = 1.0 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
-    return _least_count(scale, wrong) - 1
-
-
-def _least_count(scale: Fraction, chance: float) -> int:
-    """Returns the least t >= 1 with P[noise >= t] at most `chance`."""
-    wide = float(scale)
-    least = max(1, math.floor(-wide * math.log(chance * (1.0 + math.exp(-1.0 / wide)))) - 1)
-    while tail_bound(scale, least) > chance:
-        least += 1
-    return least
-
-
 def plan_discovery(
     field: str | None,
     *,
@@ -176,7 +153,7 @@ def plan_discovery(
     if is_unknown:
         scale = DiscreteLaplaceMechanism(noise_multiplier).scale(rule.l1_sensitivity(adjacency))
         # Rounding up the sum of the chances of several values may take one more.
-        threshold = 1 + _least_count(scale, failure / max_values * (1.0 - 1e-6))
+        threshold = 1 + least_count(scale, failure / max_values * (1.0 - 1e-6))
         if threshold > MAX_THRESHOLD:
             raise fail("delta", f"one that a threshold up to {MAX_THRESHOLD} gives", delta, "Ask for less noise.")
     release = CountPlan(rule, DiscreteLaplaceMechanism(noise_multiplier, threshold), adjacency)

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from scipy.special import ndtri
 
-from langchain_dpicl.discovery_planning import noise_margin
-from langchain_dpicl.planning import Cost, GenerationPlan, Segment, _with_noise, plan_generation
+from langchain_dpicl._cost import Cost
+from langchain_dpicl.planning import GenerationPlan, Segment, _with_noise, plan_generation
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -27,6 +27,7 @@ from langchain_dpicl.privacy._validate import (
     fail,
 )
 from langchain_dpicl.privacy.amounts import effective_delta
+from langchain_dpicl.privacy.count_margins import noise_margin
 from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.events import Event, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl.planning import Cost
+from langchain_dpicl._cost import Cost
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
 from langchain_dpicl.privacy.aggregation import VoteVectorSum
 from langchain_dpicl.privacy.amounts import check_name

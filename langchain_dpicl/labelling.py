@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+from langchain_dpicl._cost import Cost
 from langchain_dpicl._labelling_options import (
     InputWording,
     check_rejection,
@@ -31,7 +32,6 @@ from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.executors import Elsewhere
 from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import Teachers as TeacherKind
-from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.ray_executor import ExecutorLike, as_executor

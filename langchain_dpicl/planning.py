@@ -6,11 +6,11 @@ Knows public numbers only: declared sizes, caps and prices. Never sees a record 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl._cost import Cost, finite_epsilon
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
@@ -202,29 +202,6 @@ class GenerationPlan:
         return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Expected model use, from public caps.
-
-    Attributes:
-      private_calls: next-token calls on private prompts.
-      public_calls: next-token calls on the public prompt.
-      tokens_in: prompt tokens, every call counted in full.
-      tokens_out: one per call.
-    """
-
-    private_calls: int
-    public_calls: int
-    tokens_in: int
-    tokens_out: int
-
-    def money(self, *, price_in: float, price_out: float) -> float:
-        """Returns the price, given prices per million tokens."""
-        check_real("price_in", price_in, low=0.0)
-        check_real("price_out", price_out, low=0.0)
-        return (self.tokens_in * price_in + self.tokens_out * price_out) / 1e6
-
-
 def template_name(segment: str, length: int) -> str:
     """Returns the ticket template of one block."""
     return f"{segment}: {length} token{'s' if length > 1 else ''} on one sample"
@@ -332,22 +309,6 @@ def _redraw_period(given: int | None, shape: RowDesign, rule: TokenRule, *, long
     if rule.free_tokens is not None and period < longest:
         raise fail("redraw_every", f"max_tokens={longest}", period, "Free tokens need a sample that lasts.")
     return period
-
-
-def finite_epsilon(bound: float, *, noise_multiplier: float) -> float:
-    """Returns the epsilon of a plan.
-
-    Args:
-      bound: what accounting says.
-      noise_multiplier: the plan's, for the message.
-
-    Raises:
-      ConfigurationError: it is beyond floats.
-    """
-    if math.isfinite(bound):
-        return bound
-    advice = "Raise it; where clip and temperature decide it, raise temperature or lower clip."
-    raise fail("noise_multiplier", "noise that bounds the privacy loss by a finite epsilon", noise_multiplier, advice)
 
 
 def _pricing_delta(plan: GenerationPlan) -> float:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from langchain_dpicl._cost import finite_epsilon
 from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan, RowsPlan
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import finite_epsilon
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -31,9 +31,8 @@ from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
-from langchain_dpicl.recommendation import agreement_of
 from langchain_dpicl.row_design import RowDesign, redrawn
-from langchain_dpicl.signal import occupancy
+from langchain_dpicl.signal import agreement_of, occupancy
 
 __all__ = [
     "QUERY_TEMPLATE",

@@ -12,18 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.published import advanced_composition_epsilon
 from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import PUBLIC_SHARE, occupancy
+from langchain_dpicl.signal import PUBLIC_SHARE, agreement_of, occupancy
 from langchain_dpicl.token_rules import TOKEN_MECHANISMS, TokenRule
 
-AGREEMENT_PER_DOUBLING = 0.05
 WORTH_LESS_WORK = 0.05
 """How much lower the chance of the right token may be for `thriftiest` to prefer a design that computes less."""
 _SHORT_PERIOD = 5
@@ -153,12 +150,6 @@ def published_epsilon(plan: GenerationPlan) -> float | None:
         tokens *= 2  # a unit may change its label
     bound = advanced_composition_epsilon(1.0 / plan.noise_multiplier, tokens, delta=plan.delta)
     return bound if math.isfinite(bound) else None
-
-
-def agreement_of(shots: float, *, one_shot: float) -> float:
-    """Returns the guessed agreement of rows that see `shots` records: `one_shot` plus .05 per doubling, below .99."""
-    check_real("agreement", one_shot, low=0.0, high=1.0)
-    return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))
 
 
 def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float | None = None) -> dict[str, Any]:

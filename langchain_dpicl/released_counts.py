@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
 from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
-from langchain_dpicl.discovery_planning import noise_margin
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.privacy.count_margins import noise_margin
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
 from langchain_dpicl.privacy.value_counts import CountPlan, count_release

@@ -16,6 +16,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._cost import Cost
 from langchain_dpicl._individual_filter import IndividualFilter
 from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._retrieval_options import (
@@ -45,7 +46,6 @@ from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.participants import Question
-from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_choice
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples

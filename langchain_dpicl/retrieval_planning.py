@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from langchain_dpicl._cost import Cost
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.aggregation import VoteSum
 from langchain_dpicl.privacy.amounts import check_name

@@ -24,6 +24,7 @@ _Column: TypeAlias = tuple[np.ndarray, int]
 
 PUBLIC_SHARE = 0.25
 """Guess, where none is given: how likely the public model gives the right token, over how likely a row does."""
+AGREEMENT_PER_DOUBLING = 0.05
 _UNLIMITED_CLIP = 1e3
 _GRID = 2001
 # Votes are summed over counts within these many deviations, and noise is integrated over as many, from node to node.
@@ -340,3 +341,9 @@ def noise_deviation(plan: ReleasePlan) -> float:
 def signal_to_noise(plan: ReleasePlan, *, rows: float, agreement: float) -> float:
     """Returns (right - rival) / standard deviation of the noise."""
     return float(rows * (agreement - (1 - agreement) / 2) / noise_deviation(plan))
+
+
+def agreement_of(shots: float, *, one_shot: float) -> float:
+    """Returns the guessed agreement of rows that see `shots` records: `one_shot` plus .05 per doubling, below .99."""
+    check_real("agreement", one_shot, low=0.0, high=1.0)
+    return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))

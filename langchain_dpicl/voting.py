@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._cost import Cost
 from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._voting_options import (
     Votes,
@@ -32,7 +33,6 @@ from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WHOLE = ("-n", "2", "--dist", "worksteal", "-m", "not planted and not audited")
+# Two workers for each processor: beside as many processes of load, the suite gets two thirds of the machine.
+WHOLE = ("-n", str(2 * (os.cpu_count() or 1)), "--dist", "worksteal", "-m", "not planted and not audited")
 TESTS_FAILED = 1  # pytest's exit codes: 0 all passed, 1 some failed; all others are no run
 FIRST_LINE = 160
 
@@ -137,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"run {len(runs) + 1} of {given.runs}, order of seed {seed}", flush=True)
             runs.append(once(seed, given.pytest))
             print(f"    {runs[-1].tests} tests, {len(runs[-1].failures)} failed, {runs[-1].seconds:.0f} s", flush=True)
+            for test, message in runs[-1].failures.items():
+                print(f"    {test}: {message}", flush=True)
     print(told(runs))
     return int(any(run.failures or not run.is_whole for run in runs))
 

@@ -12,9 +12,9 @@ from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
-from langchain_dpicl.recommendation import agreement_of, compare
+from langchain_dpicl.recommendation import compare
 from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import chance_of_right_index, occupancy, votes
+from langchain_dpicl.signal import agreement_of, chance_of_right_index, occupancy, votes
 from langchain_dpicl.token_rules import release_plan
 
 SIZES = {"a": 1000, "b": 4000}

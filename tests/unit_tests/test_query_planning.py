@@ -34,9 +34,8 @@ from langchain_dpicl.query_planning import (
     query_signal,
     recommended_design,
 )
-from langchain_dpicl.recommendation import agreement_of
 from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import noise_scale, vote_chances
+from langchain_dpicl.signal import agreement_of, noise_scale, vote_chances
 
 FORTY = RowDesign.choose(rows="units", num_slots=40)
 TEN_OF_FOUR = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from langchain_dpicl import ConfigurationError
-from langchain_dpicl.discovery_planning import noise_margin, plan_discovery
+from langchain_dpicl.discovery_planning import plan_discovery
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.count_margins import noise_margin
 from langchain_dpicl.privacy.events import (
     AllocatedEvent,
     ComposedEvent,
