@@ -21,7 +21,8 @@ from langchain_dpicl.backends.silent import unwrap
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError
 from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, memo_at, query_of, scope_of, tenant_of
+from langchain_dpicl.stores import memo_at
+from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, query_of, scope_of, tenant_of
 from langchain_dpicl.tenants import Tenant
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5

@@ -4,10 +4,32 @@
 of every report; see docs/audits.md.
 """
 
-from langchain_dpicl.audit.games import Game, control, play
-from langchain_dpicl.audit.results import CANNOT_SEE, AuditReport, AuditResult, PrivacyAuditError
-from langchain_dpicl.audit.subjects import Subject
-from langchain_dpicl.audit.suite import assert_private, audit, games_of
+from typing import TYPE_CHECKING
+
+from langchain_dpicl._lazy import on_first_use
+
+if TYPE_CHECKING:
+    from langchain_dpicl.audit.games import Game, control, play
+    from langchain_dpicl.audit.results import CANNOT_SEE, AuditReport, AuditResult, PrivacyAuditError
+    from langchain_dpicl.audit.subjects import Subject
+    from langchain_dpicl.audit.suite import assert_private, audit, games_of
+
+_HOME = {
+    "AuditReport": "langchain_dpicl.audit.results",
+    "AuditResult": "langchain_dpicl.audit.results",
+    "CANNOT_SEE": "langchain_dpicl.audit.results",
+    "Game": "langchain_dpicl.audit.games",
+    "PrivacyAuditError": "langchain_dpicl.audit.results",
+    "Subject": "langchain_dpicl.audit.subjects",
+    "assert_private": "langchain_dpicl.audit.suite",
+    "audit": "langchain_dpicl.audit.suite",
+    "control": "langchain_dpicl.audit.games",
+    "games_of": "langchain_dpicl.audit.suite",
+    "play": "langchain_dpicl.audit.games",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = on_first_use(__name__, _HOME)
 
 __all__ = [
     "CANNOT_SEE",

@@ -9,25 +9,37 @@ from __future__ import annotations
 
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._lazy import on_first_use
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.stores import hidden
-from langchain_dpicl.stores.anchors import FileAnchor
-from langchain_dpicl.stores.balances import SQLiteBalances
-from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo
-from langchain_dpicl.stores.sqlite import SQLiteStore
-from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
-from langchain_dpicl.stores.store_memo import StoreMemo
 
 if TYPE_CHECKING:
+    from langchain_dpicl.stores.anchors import FileAnchor
+    from langchain_dpicl.stores.balances import SQLiteBalances
+    from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo
     from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
     from langchain_dpicl.stores.postgres_memo import PostgresMemo
+    from langchain_dpicl.stores.sqlite import SQLiteStore
+    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
+    from langchain_dpicl.stores.store_memo import StoreMemo
 
+_HOME = {
+    "FileAnchor": "langchain_dpicl.stores.anchors",
+    "MemoKey": "langchain_dpicl.stores.memos",
+    "PostgresAnchor": "langchain_dpicl.stores.postgres",
+    "PostgresMemo": "langchain_dpicl.stores.postgres_memo",
+    "PostgresStore": "langchain_dpicl.stores.postgres",
+    "ReleaseMemo": "langchain_dpicl.stores.memos",
+    "SQLiteBalances": "langchain_dpicl.stores.balances",
+    "SQLiteMemo": "langchain_dpicl.stores.sqlite_memo",
+    "SQLiteStore": "langchain_dpicl.stores.sqlite",
+    "StoreMemo": "langchain_dpicl.stores.store_memo",
+}
 _SCHEMES = ("postgresql://", "postgres://")
-_ON_DEMAND = {"PostgresAnchor": "postgres", "PostgresMemo": "postgres_memo", "PostgresStore": "postgres"}
 # Two letters at least: one is a drive.
 _ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _KEYWORD = re.compile(r"\b(host|hostaddr|dbname|password|user|service)\s*=", re.IGNORECASE)
@@ -47,6 +59,8 @@ def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLite
     place, where = hidden(where), ""
     if is_address(as_place(place())):
         return _postgres().open(str(place()), name=name)
+    from langchain_dpicl.stores.sqlite import SQLiteStore
+
     return SQLiteStore(place(), name=name)
 
 
@@ -64,6 +78,8 @@ def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteS
     place, where = hidden(where), ""
     if is_address(as_place(place())):
         return _postgres().new(str(place()), name=name)
+    from langchain_dpicl.stores.sqlite import SQLiteStore
+
     return SQLiteStore.new(place(), name=name)
 
 
@@ -77,6 +93,8 @@ def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     place, where = hidden(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor()(str(place()))
+    from langchain_dpicl.stores.anchors import FileAnchor
+
     return FileAnchor(place())
 
 
@@ -85,7 +103,32 @@ def made_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     place, where = hidden(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor().new(str(place()))
+    from langchain_dpicl.stores.anchors import FileAnchor
+
     return FileAnchor(place()) if Path(place()).exists() else FileAnchor.new(place())
+
+
+def memo_at(given: Any) -> ReleaseMemo:
+    """Returns a memo as it is, or opens the one in a file, which is made if there is none.
+
+    Args:
+      given: a memo, or the path of a SQLite file.
+
+    Raises:
+      ConfigurationError: it is neither; an address, which may hold a password, is not quoted.
+      MemoError: the file is none of ours, or cannot be used.
+    """
+    from langchain_dpicl.stores.memos import ReleaseMemo
+    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
+
+    if isinstance(given, ReleaseMemo) and not isinstance(given, type):
+        return given
+    expected = "a path, SQLiteMemo(path), PostgresMemo.open(address), StoreMemo(store), or another ReleaseMemo"
+    if isinstance(given, str) and "://" in given:
+        raise fail("memo", expected, "an address", "It is opened by PostgresMemo.open(address).")
+    if not isinstance(given, (str, os.PathLike)):
+        raise fail("memo", expected, type(given).__name__)
+    return SQLiteMemo(given)
 
 
 def as_place(where: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -143,11 +186,13 @@ def _postgres_anchor() -> type[PostgresAnchor]:
     return PostgresAnchor
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _postgres()
-    return getattr(import_module(f"langchain_dpicl.stores.{_ON_DEMAND[name]}"), name)
+if not TYPE_CHECKING:
+    _load, __dir__ = on_first_use(__name__, _HOME)
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("Postgres") and name in _HOME:
+            _postgres()  # says which extra to install
+        return _load(name)
 
 
 __all__ = [

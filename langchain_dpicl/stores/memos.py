@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, MemoError
-from langchain_dpicl.privacy._validate import fail
 
 MOST_ANSWERS = 4096
 """Answers kept of one component for one tenant, unless told otherwise."""
@@ -160,28 +158,6 @@ def memo_faults() -> Iterator[None]:
         raise MemoError(f"memo {words}") from None
 
 
-def memo_at(given: Any) -> ReleaseMemo:
-    """Returns a memo as it is, or opens the one in a file, which is made if there is none.
-
-    Args:
-      given: a memo, or the path of a SQLite file.
-
-    Raises:
-      ConfigurationError: it is neither; an address, which may hold a password, is not quoted.
-      MemoError: the file is none of ours, or cannot be used.
-    """
-    if isinstance(given, ReleaseMemo) and not isinstance(given, type):
-        return given
-    expected = "a path, SQLiteMemo(path), PostgresMemo.open(address), StoreMemo(store), or another ReleaseMemo"
-    if isinstance(given, str) and "://" in given:
-        raise fail("memo", expected, "an address", "It is opened by PostgresMemo.open(address).")
-    if not isinstance(given, (str, os.PathLike)):
-        raise fail("memo", expected, type(given).__name__)
-    from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
-
-    return SQLiteMemo(given)
-
-
 __all__ = [
     "MOST_ANSWERS",
     "TURN_SECONDS",
@@ -189,7 +165,6 @@ __all__ = [
     "ReleaseMemo",
     "checked",
     "digest_of",
-    "memo_at",
     "memo_faults",
     "query_of",
     "scope_of",

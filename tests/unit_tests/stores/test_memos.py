@@ -16,8 +16,8 @@ import pytest
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
-from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo
-from langchain_dpicl.stores.memos import memo_at, query_of
+from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, memo_at
+from langchain_dpicl.stores.memos import query_of
 from tests.contracts.memo import KEY, TOLD, MemoContract, SharedMemoContract, others
 from tests.faults.children import Child, together
 
