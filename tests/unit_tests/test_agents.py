@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_dpicl import agents
-from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant
+from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant, tools
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
@@ -211,7 +211,7 @@ def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
 
 
 def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
-    desk = agents.Desk(house.voter(tenant_max_queries=3), allowance=5, per="thread")
+    desk = tools.Desk(house.voter(tenant_max_queries=3), allowance=5, per="thread")
     shown = [desk.metadata(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
     assert shown == [3, 1]
 
@@ -338,7 +338,8 @@ def test_another_process_goes_on_with_a_thread_and_its_allowance(house: House) -
 
 
 def test_without_langchain_the_middleware_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "langchain_dpicl.agent_middleware", raising=False)
+    monkeypatch.delitem(vars(agents), "DPVotingMiddleware", raising=False)
+    monkeypatch.delitem(sys.modules, "langchain_dpicl.agents.middleware", raising=False)
     monkeypatch.setitem(sys.modules, "langchain", None)
     monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[agents\]"):

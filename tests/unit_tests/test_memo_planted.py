@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import _query_memo, agents, free_form, tenants, voting
+from langchain_dpicl import _query_memo, free_form, tenants, voting
 from langchain_dpicl._query_memo import AnswerMemo
+from langchain_dpicl.agents import tools
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.querying import QueryRunnable
 from langchain_dpicl.stores import SQLiteMemo, sqlite_memo
@@ -140,28 +141,28 @@ def not_kept_durably(patch: Patch) -> None:
 def an_allowance_per_call(patch: Patch) -> None:
     """Every call is another thread to the ledger."""
     numbers = itertools.count()
-    patch.setattr(agents, "thread_tenant", lambda thread_id, tenant: f"thread {next(numbers)}")
+    patch.setattr(tools, "thread_tenant", lambda thread_id, tenant: f"thread {next(numbers)}")
 
 
 def all_threads_are_one(patch: Patch) -> None:
     """The allowance is everybody's."""
-    patch.setattr(agents, "thread_tenant", lambda thread_id, tenant: "thread")
+    patch.setattr(tools, "thread_tenant", lambda thread_id, tenant: "thread")
 
 
 def a_cap_that_rises(patch: Patch) -> None:
     """The config's cap takes the place of the allowance."""
-    patch.setattr(agents, "min", lambda caps, default: caps[0] if caps else default, raising=False)
+    patch.setattr(tools, "min", lambda caps, default: caps[0] if caps else default, raising=False)
     patch.setattr(tenants, "min", lambda caps, default: max(caps, default=default), raising=False)
 
 
 def refusals_read_alike(patch: Patch) -> None:
     """The agent cannot tell its allowance from the budget."""
-    patch.setattr(agents, "SPENT", agents.CAPPED)
+    patch.setattr(tools, "SPENT", tools.CAPPED)
 
 
 def no_metadata(patch: Patch) -> None:
     """The tool's metadata are left out of the run."""
-    patch.setattr(agents.Desk, "metadata", lambda *_: {})
+    patch.setattr(tools.Desk, "metadata", lambda *_: {})
 
 
 def over(test: Callable[..., Any], *args: Any) -> Found:

@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 import langchain_dpicl
-from langchain_dpicl import audit, stores
+from langchain_dpicl import agents, audit, stores
 
-LAZY = [langchain_dpicl, audit, stores]
+LAZY = [langchain_dpicl, agents, audit, stores]
 
 
 def test_the_public_face_is_sorted_complete_and_importable() -> None:

@@ -1,4 +1,4 @@
-"""Private answers as middleware of `langchain.agents.create_agent`. Knows no record, no vote and no budget rule."""
+"""Makes a component middleware of `langchain.agents.create_agent`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResp
 from langchain_core.runnables.config import ensure_config
 from typing_extensions import override
 
-from langchain_dpicl.agents import Desk, Per, private_tool, shown_to_runs
+from langchain_dpicl.agents.tools import Desk, Per, private_tool, shown_to_runs
 from langchain_dpicl.querying import QueryRunnable
 
 

@@ -1,8 +1,4 @@
-"""Private answers as a tool of an agent: an allowance per thread, refusals that a model can read, the budget in view.
-
-Knows components that answer queries, and configs; no record, no vote and no prompt. `DPVotingMiddleware` needs the
-package `langchain` and is imported when it is asked for; everything else runs without.
-"""
+"""Makes a component a tool of an agent: an allowance per thread, refusals that a model can read, the budget in view."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, merge_configs, var_child_runnable_config
@@ -22,7 +17,6 @@ from langchain_dpicl._wrappers import QueryTool
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import may_wait
 from langchain_dpicl.exceptions import (
-    ConfigurationError,
     LedgerError,
     PrivacyBudgetExceededError,
     TenantCapExceededError,
@@ -31,9 +25,6 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.querying import QueryRunnable
 from langchain_dpicl.tenants import TENANT, TENANT_CAP
-
-if TYPE_CHECKING:
-    from langchain_dpicl.agent_middleware import DPVotingMiddleware
 
 Per: TypeAlias = Literal["thread", "tenant"]
 
@@ -248,15 +239,13 @@ def _told(answer: Any) -> tuple[str, Any]:
     return str(answer), answer.model_dump() if isinstance(answer, BaseModel) else {"answer": str(answer)}
 
 
-def __getattr__(name: str) -> Any:
-    if name != "DPVotingMiddleware":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return import_module("langchain_dpicl.agent_middleware").DPVotingMiddleware
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] != "langchain":
-            raise
-    raise ConfigurationError("agents: expected the package langchain, found none. Install langchain-dpicl[agents].")
-
-
-__all__ = ["CAPPED", "SPENT", "DPVotingMiddleware", "budget_metadata", "private_tool", "thread_tenant"]
+__all__ = [
+    "CAPPED",
+    "SPENT",
+    "Desk",
+    "Per",
+    "budget_metadata",
+    "private_tool",
+    "shown_to_runs",
+    "thread_tenant",
+]
