@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from scipy.special import ndtri
-
 from langchain_dpicl._cost import Cost
 from langchain_dpicl.planning import GenerationPlan, Segment, _with_noise, plan_generation
 from langchain_dpicl.privacy import accounting
@@ -143,6 +141,8 @@ def keyword_margin(release: CountPlan, confidence: float) -> int:
     """
     if not isinstance(release.mechanism, GaussianCountMechanism):
         return noise_margin(release.scale, confidence)
+    from scipy.special import ndtri
+
     share = check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
     # A count is rounded to the nearest whole number, upwards from a half.
     return max(0, math.ceil(float(release.scale) * float(ndtri(share)) - 0.5))

@@ -7,11 +7,11 @@ public model gives the right token by itself.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from scipy import special, stats
 
 from langchain_dpicl.privacy._validate import check_real, fail
 from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
@@ -29,7 +29,7 @@ _UNLIMITED_CLIP = 1e3
 _GRID = 2001
 # Votes are summed over counts within these many deviations, and noise is integrated over as many, from node to node.
 _REACH, _NEGLIGIBLE = 7.0, 1e-10
-_NODES, _NODE_WEIGHTS = (np.polynomial.legendre.leggauss(64) + np.array([[1.0], [0.0]])) / 2.0  # of 0 to 1
+_NUM_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         filled = min(shots, public_size / slots)
         return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
+    from scipy import stats
+
     counts = np.arange(shots)
     places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
     # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
@@ -180,6 +182,8 @@ def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
     scaled = values / noise_scale(plan)
     if plan.mechanism.name == "gumbel":
         return _softmax_chance(scaled)
+    from scipy import stats
+
     law = stats.norm if plan.mechanism.name == "gaussian" else stats.expon
     u = (np.arange(_GRID) + 0.5) / _GRID
     noise = law.ppf(u)
@@ -232,6 +236,8 @@ def vote_chances(
 
 def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
     """Returns float64[n]: the chance that the largest count with the noise of the test is below the threshold."""
+    from scipy import special
+
     largest = np.max([values for values, count in columns if count], axis=0)
     return np.asarray(special.ndtr((mechanism.threshold - largest) / _test_scale(plan, mechanism)))
 
@@ -242,6 +248,8 @@ def _test_scale(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism) -> float:
 
 def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> np.ndarray:
     """Returns float64[n]: the chance that every noisy count is below the threshold."""
+    from scipy import special
+
     below = [special.ndtr((threshold - values) / noise_scale(plan)) ** count for values, count in columns if count]
     return np.asarray(np.prod(below, axis=0))
 
@@ -261,6 +269,8 @@ def _vote_counts(
 
     Counts up to `smooth` votes apart stand for those between, where all of them are spread wider than that.
     """
+    from scipy import stats
+
     trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
     used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
     shares = used * agreement, used * (1.0 - agreement)
@@ -305,12 +315,15 @@ def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np
 
     The integrand is analytic: beside up to 10 other candidates the error is below 1e-10, beside 1,000 below 1e-4.
     """
+    from scipy import special
+
+    nodes, weights = _nodes()
     low = np.full((1, 1), -_REACH) if least is None else np.clip(least, -_REACH, _REACH)[:, None]
-    noise = low + (_REACH - low) * _NODES  # [n, z]
+    noise = low + (_REACH - low) * nodes  # [n, z]
     chance = np.repeat(np.exp(-(noise**2) / 2.0), size // len(noise), axis=0)
     for gap, count in gaps:
         chance *= _to_the(special.ndtr(gap[:, None] + noise), count)
-    return np.asarray((_REACH - low)[:, 0] * (chance @ _NODE_WEIGHTS) / np.sqrt(2.0 * np.pi))
+    return np.asarray((_REACH - low)[:, 0] * (chance @ weights) / np.sqrt(2.0 * np.pi))
 
 
 def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
@@ -319,11 +332,18 @@ def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
     In `v = e^-noise`, which is uniform, the integrand is a polynomial of their number's degree, and 0 where a gap is
     larger than the noise.
     """
+    nodes, weights = _nodes()
     least = np.max([np.zeros(size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
-    chance = np.ones((size, _NODES.size))
+    chance = np.ones((size, nodes.size))
     for gap, count in gaps:
-        chance *= _to_the(1.0 - np.exp(-gap - least)[:, None] * _NODES, count)
-    return np.asarray(np.exp(-least) * (chance @ _NODE_WEIGHTS))
+        chance *= _to_the(1.0 - np.exp(-gap - least)[:, None] * nodes, count)
+    return np.asarray(np.exp(-least) * (chance @ weights))
+
+
+@functools.cache
+def _nodes() -> np.ndarray:
+    """Returns float64[2, n]: nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    return np.asarray((np.polynomial.legendre.leggauss(_NUM_NODES) + np.array([[1.0], [0.0]])) / 2.0)
 
 
 def _to_the(base: np.ndarray, count: int) -> np.ndarray:

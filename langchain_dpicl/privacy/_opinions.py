@@ -12,7 +12,6 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaln
 
 from langchain_dpicl.privacy import _profiles as profiles
 from langchain_dpicl.privacy._grid import Steps, grid_step
@@ -118,6 +117,8 @@ def attack_opinion(ranges: tuple[tuple[float, int], ...], *, delta: float) -> Op
 
 def range_attack(bound: float, count: int, *, delta: float) -> float:
     """A lower bound: the worst generalised randomised response, repeated (Dong, Durfee, Rogers 2020)."""
+    from scipy.special import betaln
+
     hits = np.arange(count + 1, dtype=np.float64)
     log_choose = -math.log1p(count) - betaln(count - hits + 1.0, hits + 1.0)
     best = 0.0

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaln, log_ndtr
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Curve: TypeAlias = Callable[[FloatArray], FloatArray]
@@ -55,6 +54,7 @@ def _symmetric(curve: Curve, top: float) -> Profile:
 
 def gaussian(mu: float) -> Profile:
     """The pair N(mu, 1), N(0, 1) (Balle and Wang 2018, Theorem 8)."""
+    from scipy.special import log_ndtr
 
     def curve(x: FloatArray) -> FloatArray:
         log_a = log_ndtr(mu / 2 - x / mu)
@@ -67,6 +67,8 @@ def gaussian(mu: float) -> Profile:
 
 def randomised_response(epsilon: float, count: int = 1) -> Profile:
     """`count` answers of `epsilon`-randomised response: dominates any `count` pure steps (Kairouz et al. 2015)."""
+    from scipy.special import betaln
+
     minority = np.arange(count // 2 + 1, dtype=np.float64)
     log_choose = -math.log1p(count) - betaln(count - minority + 1.0, minority + 1.0)
     log_probs = log_choose - minority * epsilon - count * math.log1p(math.exp(-epsilon))
@@ -251,6 +253,8 @@ def replaced_in_ball(mu: float, rate: float) -> Profile:
 
     Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
     """
+    from scipy.special import log_ndtr
+
     stays, joins = math.log1p(-rate), math.log(rate)
 
     def odds(t: float) -> float:  # log(1 - rate + rate e^(mu t - mu^2 / 2))

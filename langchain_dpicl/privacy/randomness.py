@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.bounded import Floats
@@ -70,6 +69,8 @@ class GaussianDraws:
     __slots__ = ("_coin", "_entropy", "_half", "values")
 
     def __init__(self, half: Floats, coin: npt.NDArray[np.bool_], entropy: Callable[[int], bytes]) -> None:
+        from scipy.special import ndtri
+
         self._half, self._coin, self._entropy = half, coin, entropy
         tail: Floats = ndtri(half)  # [n], below 0
         self.values: Floats = np.where(coin, tail, -tail)
