@@ -31,7 +31,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-rest check-source check-wheel check-leaks lint leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -86,6 +86,9 @@ lint: .venv-test/.ready
 	.venv-test/bin/ruff format .
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
+
+house: .venv-test/.ready  ## lines, files, circles, core, import times, each beside its goal (or ARGS=--list, ARGS=--strict)
+	.venv-test/bin/python tests/check_house.py $(ARGS)
 
 leaks: .venv-test/.ready  ## what could overhear a private call, and did not: every channel, on three versions of langchain-core
 	.venv-test/bin/python tests/check_leaks.py
