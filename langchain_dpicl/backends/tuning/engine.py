@@ -68,8 +68,8 @@ class PromptEngine:
       name: public name for reports; None: the model's own.
 
     Raises:
-      ConfigurationError: options out of range, a tokenizer of another model, words that are not one token each, or
-        lengths that do not fit into the model's context.
+      ConfigurationError: options out of range, a tokenizer of another model, words that are not one token each,
+        lengths that do not fit into the model's context, or weights made in `torch.inference_mode()`.
       CapabilityError: the model cannot do this, found out with public ids.
       ModelCallError: memory ran out on a single public row.
     """
@@ -99,19 +99,21 @@ class PromptEngine:
             _check_count(option, value, may_miss=option == "reparameterize")
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
-        model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
-        self.method: Method = method
-        self.num_virtual_tokens = num_virtual_tokens
-        self.task = task
-        self.reader = TaskReader(tokenizer, task)
-        self.prompted = PromptedModel(model, method=method, kind=task.kind)
-        self._name = name or loading.public_name(model)
-        self._lock = threading.RLock()
-        self._check_fits()
-        self._folding = self._made_folding(reparameterize)
-        self._batches = MicroBatches(self.prompted, self.reader, self._folding, wanted=micro_batch)
-        outputs = len(task.labels) if task.kind == "sequence_classification" else None
-        check_model(self.prompted, num_virtual_tokens=num_virtual_tokens, num_outputs=outputs)
+        with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
+            model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
+            _check_has_gradients(model)
+            self.method: Method = method
+            self.num_virtual_tokens = num_virtual_tokens
+            self.task = task
+            self.reader = TaskReader(tokenizer, task)
+            self.prompted = PromptedModel(model, method=method, kind=task.kind)
+            self._name = name or loading.public_name(model)
+            self._lock = threading.RLock()
+            self._check_fits()
+            self._folding = self._made_folding(reparameterize)
+            self._batches = MicroBatches(self.prompted, self.reader, self._folding, wanted=micro_batch)
+            outputs = len(task.labels) if task.kind == "sequence_classification" else None
+            check_model(self.prompted, num_virtual_tokens=num_virtual_tokens, num_outputs=outputs)
 
     def __copy__(self) -> PromptEngine:
         return self
@@ -350,6 +352,14 @@ def _chunks(groups: Sequence[Sequence[TrainingExample]], size: int) -> Iterator[
                 chunk = []
     if chunk:
         yield chunk
+
+
+def _check_has_gradients(model: Any) -> None:
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ConfigurationError(
+            f"expected a model whose weights were made outside torch.inference_mode(), found {type(model).__name__} "
+            "with weights made in it, which have no gradients; load the model again outside of it"
+        )
 
 
 def _check_count(option: str, value: Any, *, may_miss: bool) -> None:

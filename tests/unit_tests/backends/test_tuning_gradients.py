@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -422,6 +423,30 @@ def test_nothing_of_the_model_changes(case: str) -> None:
     with torch.no_grad():
         next(model.parameters()).view(-1)[0].add_(1e-3)
     assert made.weights_digest() != before
+
+
+@pytest.mark.parametrize("of_folder", [False, True], ids=["object", "folder"])
+@pytest.mark.parametrize("case", ["llama", "roberta-mask", "bert-head"])
+def test_an_engine_made_in_inference_mode_takes_the_same_gradients(case: str, of_folder: bool, tmp_path: Path) -> None:
+    model, expected = CASES[case][0](), engine(case, "soft_prompt")
+    if of_folder:
+        model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        made = engine(case, "soft_prompt", model=tmp_path if of_folder else model)
+    groups = [[example] for example in examples(made)]
+    rows = bits(rows_of(expected, start(expected), groups))
+    assert bits(rows_of(made, start(expected), groups)) == rows
+    with torch.inference_mode():
+        assert made.check(start(expected)) == 4
+        assert bits(rows_of(made, start(expected), groups)) == rows
+
+
+def test_weights_made_in_inference_mode_are_refused_and_left_as_they_are() -> None:
+    with torch.inference_mode():
+        model = tiny_tuning.llama()
+    with pytest.raises(ConfigurationError, match=r"made outside torch.inference_mode\(\), found LlamaForCausalLM"):
+        engine("llama", "soft_prompt", model=model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_weights_of_low_precision_are_told_apart_too() -> None:
