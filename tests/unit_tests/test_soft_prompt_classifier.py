@@ -120,7 +120,6 @@ def test_scores_are_those_of_training(name: str, method: str, task: PromptTask) 
     assert served.batch(inputs) == [max(scores, key=scores.__getitem__) for scores in found]
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize(("name", "method", "task"), [CASES[place] for place in (0, 1, 2, 4, 5)], ids=case)
 def test_scores_are_those_of_peft(name: str, method: str, task: PromptTask, tmp_path: Path) -> None:
     prompt(name, method, task).save(tmp_path / "prompt")
@@ -132,7 +131,8 @@ def test_scores_are_those_of_peft(name: str, method: str, task: PromptTask, tmp_
     shown = shown.replace(" <mask>", "<mask>")  # the space in front of a mask is no token
     for text in TEXTS:
         ids = tokenizer(shown.replace("{text}", text), return_tensors="pt")["input_ids"]
-        logits = wrapped(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        with torch.inference_mode():  # no longer than this: other tests train the models that `parts` keeps
+            logits = wrapped(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         if task.kind == "masked_lm":
             at = int((ids[0] == tokenizer.mask_token_id).nonzero()[0]) + 3
             logits = logits[at]
