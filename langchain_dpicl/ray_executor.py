@@ -102,7 +102,7 @@ class RayExecutor(Executor):
         }
         self._check_target()
         self._ray: ModuleType = _imported(starts_its_own=self._target() is None)
-        self._is_ours = False
+        self._own_node = ""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -122,7 +122,9 @@ class RayExecutor(Executor):
     @property
     def is_one_host(self) -> bool:
         """Whether all workers are on this machine for sure: in a cluster that is started here."""
-        return self._is_ours or (not self._ray.is_initialized() and self._target() is None)
+        if self._ray.is_initialized():
+            return self._is_connected_to_own()
+        return self._target() is None
 
     def __enter__(self) -> Self:
         return self
@@ -133,10 +135,18 @@ class RayExecutor(Executor):
     def close(self) -> None:
         """Ends the workers, and the cluster if it was started here; see `Executor.close`."""
         super().close()
-        if self._is_ours:
-            self._is_ours = False
+        if self._own_node:
+            is_own = self._is_connected_to_own()
+            self._own_node = ""
             atexit.unregister(self.close)
-            self._ray.shutdown()
+            if is_own:
+                self._ray.shutdown()
+
+    def _is_connected_to_own(self) -> bool:
+        """Whether Ray is connected to the cluster that was started here: it may have been connected anew since."""
+        if not self._own_node or not self._ray.is_initialized():
+            return False
+        return bool(self._ray.get_runtime_context().get_node_id() == self._own_node)
 
     def _target(self) -> str | None:
         """Returns the address of somebody's cluster; None: one of its own."""
@@ -167,7 +177,7 @@ class RayExecutor(Executor):
             resources=resources,
             **quiet,
         )
-        self._is_ours = True
+        self._own_node = self._ray.get_runtime_context().get_node_id()
         self._check_gpus()
         atexit.register(self.close)
 
@@ -199,8 +209,8 @@ class RayExecutor(Executor):
     # -- what `Executor` asks for ------------------------------------------------------------------------------------
 
     def _hire(self) -> Any:
-        is_one_host = self.is_one_host
         self._connect()
+        is_one_host = self.is_one_host  # of the cluster that the worker is started in, whoever connected it
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.
         once = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
         actor = self._ray.remote(Worker).options(**once, **self._needs)

@@ -22,7 +22,7 @@ class FakeRay(SimpleNamespace):
     """As much of Ray as an executor asks for; remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(told=[], up=False, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
+        super().__init__(told=[], up=False, node=0, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
         mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
         self._raylet = SimpleNamespace(
             get_authentication_mode=lambda: mode, AuthenticationMode=SimpleNamespace(TOKEN=1)
@@ -37,6 +37,10 @@ class FakeRay(SimpleNamespace):
     def init(self, **how: Any) -> None:
         self.told.append(("init", how))
         self.up = True
+        self.node += 1
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: f"node {self.node}")
 
     def shutdown(self) -> None:
         self.told.append(("shutdown", {}))
@@ -157,6 +161,34 @@ class TestAClusterOfOthers:
         starts = [told for name, told in ray.told if name == "init"]
         assert [one["address"] for one in starts] == ([] if how == "connected" else ["head:6379"])
         assert "shutdown" not in dict(ray.told)
+
+    def test_is_not_taken_for_its_own_where_that_one_was_ended_behind_its_back(self, ray: FakeRay) -> None:
+        made = RayExecutor("app:place")
+        made._hire()
+        assert made.is_one_host
+        ray.shutdown()
+        ray.init(address="head:6379")
+        assert not made.is_one_host
+        made._hire()
+        assert ray.told[-1] == ("Worker", (Setup("app:place", {}), {"is_one_host": False}))
+        made.close()
+        assert ray.told[-1][0] == "Worker"
+        assert ray.up
+
+    def test_that_is_connected_meanwhile_is_told_to_its_workers(
+        self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = RayExecutor("app:place")
+        connect = made._connect
+
+        def late() -> None:
+            ray.init(address="head:6379")  # as another thread may, between two looks
+            connect()
+
+        monkeypatch.setattr(made, "_connect", late)
+        assert made.is_one_host
+        made._hire()
+        assert ray.told[-1] == ("Worker", (Setup("app:place", {}), {"is_one_host": False}))
 
 
 def test_a_worker_is_started_once_and_repeats_nothing(ray: FakeRay) -> None:
