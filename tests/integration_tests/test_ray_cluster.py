@@ -98,6 +98,7 @@ def cluster(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) 
     where = f"postgresql://owner@/{postgres.new_database()}?host={postgres.folder}&port=5432"
     made = Cluster(where, tmp_path_factory.mktemp("cluster"))
     try:
+        made.workers._connect()  # whichever test is first: some ask about a cluster and start none
         yield made
     finally:
         made.workers.close()
