@@ -19,6 +19,7 @@ from langchain_dpicl.baselines import (
     label_votes_without_privacy,
     real_demonstrations_without_privacy,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.classification import LabelClassifier
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
@@ -57,7 +58,6 @@ from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.models import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.ray_executor import RayExecutor

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.anchored import check_anchor, read_anchor
-from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
+from langchain_dpicl.privacy.stores import LedgerStore
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""

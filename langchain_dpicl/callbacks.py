@@ -26,6 +26,7 @@ from langchain_dpicl._ledger_places import (
     made_at,
     opened_at,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
@@ -37,7 +38,8 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, GdpPool, JointPlan, ZCdpPool
+from langchain_dpicl.privacy.extensions.adaptive_pools import GdpPool, ZCdpPool
+from langchain_dpicl.privacy.extensions.joint_plans import JointPlan
 from langchain_dpicl.privacy.report import PrivacyReport
 from langchain_dpicl.privacy.stores import hidden
 

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from langchain_dpicl.backends.hosts import seen_by
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.value_counts import CountPlan
 
 

@@ -13,7 +13,7 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, check_pos
 from langchain_dpicl.privacy.bounded import GRID
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.label_tickets import TEACHERS, Teachers, label_release, label_tickets
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers, label_release, label_tickets
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why

@@ -263,41 +263,6 @@ class LedgerStore(Protocol):
         """
 
 
-@runtime_checkable
-class LedgerAnchor(Protocol):
-    """Remembers how far a ledger has come, in a place that is not restored together with it.
-
-    Formal guarantees that an implementation gives:
-      - Once `write` has returned, `read` returns that line or a later one, in every process and after a crash.
-      - An older line never takes a newer one's place, and one line never another's of the same number: that is a
-        `LedgerRollbackError`, as two ledgers have gone on from one. What cannot be read or written is a
-        `LedgerUnavailableError`.
-
-    Attributes:
-      description: public words for reports and errors, for instance "file /var/lib/anchor.json".
-    """
-
-    @property
-    def description(self) -> str:
-        """Public words on where the anchor lives."""
-
-    def read(self, ledger_id: str) -> tuple[int, str] | None:
-        """Returns number and hash of the last line known of a ledger, or None if none was ever written.
-
-        Args:
-          ledger_id: random name of the ledger.
-        """
-
-    def write(self, ledger_id: str, seq: int, head: str) -> None:
-        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
-
-        Args:
-          ledger_id: random name of the ledger.
-          seq: number of the line.
-          head: hash of the line, hex.
-        """
-
-
 def hidden(value: T) -> Callable[[], T]:
     """Puts what may hold a password where neither a repr nor the variables of a frame show it."""
     return lambda: value

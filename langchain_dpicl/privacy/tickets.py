@@ -191,14 +191,6 @@ class Component:
             return event_of_tickets(self.tickets, partition=self.partition)
         return GaussianEvent(1 / self.limit) if self.kind == "gdp" else ZCdpEvent(self.limit)
 
-    def as_pool(self) -> Component:
-        """Returns the pool that a share of this epsilon and delta holds: its mu or rho, rounded down."""
-        left = effective_delta(check_delta(self.delta), self.implementation_delta)
-        if left <= 0:
-            raise fail("delta", "more than implementation_delta", self.delta, "Raise delta or run fewer releases.")
-        size = accounting.gdp_mu if self.kind == "gdp" else accounting.zcdp_rho
-        return dataclasses.replace(self, limit=size(check_epsilon(self.epsilon), left))
-
     def ticket(self, template: str, label: str | None) -> Ticket:
         """Returns the ticket of a template and label.
 

@@ -1,4 +1,4 @@
-"""One budget for many components: shares, joint plans and pools on one ledger. Knows no record, no model, no framework.
+"""One budget for many components: binds private examples to a ledger and grants shares of it.
 
 Shares add up, which is a valid filter however adaptively and concurrently they are made and used. A share is composed
 numerically inside, sealed durably at its first reservation, and never exchanged for another's.
@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-from langchain_dpicl._wrapper_rules import allowed_wrappers
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import check_name, exact, round_down
-from langchain_dpicl.privacy.anchored import check_anchor, write_anchor
 from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger_state import OpenReservation
-from langchain_dpicl.privacy.promises import JointPlan, Promises, open_plan
-from langchain_dpicl.privacy.receipt_checks import check_receipt
-from langchain_dpicl.privacy.report import PrivacyReport, ShareEntry
-from langchain_dpicl.privacy.shares import GdpPool, Reservation, Share, Uncopyable, ZCdpPool
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerAnchor, LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.tickets import Component, Kind, Ticket, event_of_tickets
+from langchain_dpicl.privacy.promises import Promises
+from langchain_dpicl.privacy.shares import Share, Uncopyable
+from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.tickets import Component, Ticket, event_of_tickets
 
 # Which examples a dataset_id means on a ledger, for this process: every budget object on one store has to agree.
 _IDENTITIES: dict[tuple[str, str], object] = {}
 
 
-class Budget(Uncopyable):
+class LedgerBudget(Uncopyable):
     """The privacy budget of all examples bound to one ledger.
 
     Formal guarantees:
@@ -38,8 +32,7 @@ class Budget(Uncopyable):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
-      - Nothing is granted if the ledger cannot be read, verified or written, or, with an anchor, is not the one that
-        the anchor knows.
+      - Nothing is granted if the ledger cannot be read, verified or written.
 
     Args:
       epsilon: limit for the ledger's whole life.
@@ -48,20 +41,13 @@ class Budget(Uncopyable):
       store: where the ledger lives; None: in memory, which dies with this process. A store that was merely opened
         makes no ledger: it holds one, or is refused.
       name: public name for reports.
-      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
-      adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused. Once, to add one.
 
     Raises:
       ConfigurationError: an argument is out of range.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
-      LedgerError: the ledger is broken, cannot be read, or is not the one that the anchor knows.
+      LedgerError: the ledger is broken, or cannot be read.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
-
-    Example:
-      >>> budget = Budget(epsilon=4.0, delta=1e-6)
-      >>> budget.remaining_epsilon
-      4.0
     """
 
     def __init__(
@@ -72,8 +58,6 @@ class Budget(Uncopyable):
         adjacency: Adjacency = "add_remove",
         store: LedgerStore | None = None,
         name: str = "budget",
-        anchor: LedgerAnchor | None = None,
-        adopt_anchor: bool = False,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -82,44 +66,31 @@ class Budget(Uncopyable):
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
         )
-        self._store: LedgerStore = InMemoryStore() if store is None else _checked(store)
-        found = self._store.header() or _created(self._store, wanted, check_anchor(anchor))
+        self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
+        found = self._store.header() or self._created(wanted)
         limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(found, f) != getattr(wanted, f)]
         if limits:
             msg = f"store: expected a ledger with the limits given, found other {limits}."
             advice = "Take its own: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
             raise PrivacyBudgetMismatchError(f"{msg} {advice}")
-        self._desk = Desk(self._store, found, check_anchor(anchor))
-        self._promises = Promises(self._desk)
-        self._desk.open(adopt_anchor=adopt_anchor)
+        self._desk = self._opened(found)
+        self._promises = self._declared(self._desk)
 
-    @classmethod
-    def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None, adopt_anchor: bool = False) -> Budget:
-        """Opens the ledger that a store holds, with its own limits.
+    # A subclass may write the ledger with more checks, and admit shares in more ways.
 
-        Args:
-          store: holds a ledger already.
-          anchor: a second place that remembers the ledger's last line.
-          adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused.
+    def _created(self, wanted: LedgerHeader) -> LedgerHeader:
+        """Makes the ledger; returns the header that stands."""
+        return self._store.create(wanted)
 
-        Raises:
-          LedgerError: the store holds no ledger, or a broken one.
-          LedgerRollbackError: the anchor does not know the ledger, or knows a line that is not on it.
-          ConfigurationError: `store` is no store, or `anchor` no anchor.
-        """
-        header = _checked(store).header()
-        if header is None:
-            msg = "store: expected a ledger, found none. Make one: PrivacyBudgetCallbackHandler.create(path, epsilon=,"
-            raise LedgerError(f"{msg} delta=), or Budget(epsilon=, delta=, store=) with a store just made.")
-        return cls(
-            epsilon=header.epsilon,
-            delta=header.delta,
-            adjacency=header.adjacency,
-            store=store,
-            name=header.name,
-            anchor=anchor,
-            adopt_anchor=adopt_anchor,
-        )
+    def _opened(self, header: LedgerHeader) -> Desk:
+        """Reads the whole ledger; returns what writes it from now on."""
+        desk = Desk(self._store, header)
+        desk.refresh()
+        return desk
+
+    def _declared(self, desk: Desk) -> Promises:
+        """Returns the empty list of the shares of this process."""
+        return Promises(desk)
 
     @property
     def ledger_id(self) -> str:
@@ -204,7 +175,7 @@ class Budget(Uncopyable):
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.
 
-        A name that is declared already, or a declaration inside `plan()`, is judged when it is declared.
+        A name that is declared already is judged when it is declared again.
 
         Args:
           component: public name of the share.
@@ -215,7 +186,7 @@ class Budget(Uncopyable):
           ConfigurationError: epsilon or delta is out of range.
           PrivacyBudgetExceededError: epsilon or delta is above what remains.
         """
-        if self._promises.open_plan is not None or component in self._desk.refresh().shares:
+        if component in self._desk.refresh().shares:
             return
         try:
             self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
@@ -223,17 +194,6 @@ class Budget(Uncopyable):
             # Of workers that start together, another may have sealed this very share meanwhile.
             if component not in self._desk.refresh().shares:
                 raise
-
-    def fresh_name(self, prefix: str) -> str:
-        """Returns `prefix`, or `prefix-2`, ...: the first component name that nobody was given or has used.
-
-        Args:
-          prefix: what the name starts with.
-
-        Raises:
-          ConfigurationError: the prefix is no public name.
-        """
-        return self._promises.fresh_name(check_name("prefix", prefix))
 
     def declare(
         self,
@@ -282,70 +242,6 @@ class Budget(Uncopyable):
         )
         return Share(self._desk, wanted, self._promises.admit(wanted))
 
-    def plan(self, *, epsilon: float | None = None, delta: float | None = None) -> AbstractContextManager[JointPlan]:
-        """Opens a joint plan: components declared inside the block are composed together and cost less.
-
-        On a clean exit the joint cost becomes one share; components can reserve from then on. An exception
-        declares nothing. Components declared by other threads meanwhile are not part of it.
-
-        Args:
-          epsilon: the joint share; None: what it costs.
-          delta: the joint delta; None: in proportion to the joint epsilon, at most the sum of the components'.
-
-        Raises:
-          ConfigurationError: a plan inside a plan, or an argument out of range.
-          PrivacyBudgetExceededError: the joint share does not fit.
-        """
-        return open_plan(self._promises, epsilon=epsilon, delta=delta)
-
-    def gdp_pool(
-        self, component: str, *, epsilon: float, delta: float | None = None, implementation_delta: float = 0.0
-    ) -> GdpPool:
-        """Sets a share aside for unsampled Gaussian releases whose noise is chosen on the way.
-
-        Args:
-          component: public name, one per share.
-          epsilon: the share; it fixes the pool's mu at `delta - implementation_delta`.
-          delta: None: `default_delta(epsilon)`.
-          implementation_delta: declared gap between ideal and drawn noise over all releases.
-
-        Raises:
-          ConfigurationError: inside an open plan, or an argument out of range.
-          PrivacyBudgetExceededError: the share does not fit.
-          SealedShareError: the name is sealed with other terms.
-        """
-        pool = self._make_pool(component, "gdp", epsilon, delta, implementation_delta)
-        return GdpPool(self._desk, pool, self._promises.admit(pool))
-
-    def zcdp_pool(
-        self, component: str, *, epsilon: float, delta: float | None = None, implementation_delta: float = 0.0
-    ) -> ZCdpPool:
-        """Sets a share aside for unsampled zCDP releases whose parameters are chosen on the way.
-
-        Args:
-          component: public name, one per share.
-          epsilon: the share; it fixes the pool's rho at `delta - implementation_delta`.
-          delta: None: `default_delta(epsilon)`.
-          implementation_delta: declared gap between ideal and drawn noise over all releases.
-
-        Raises:
-          ConfigurationError: inside an open plan, or an argument out of range.
-          PrivacyBudgetExceededError: the share does not fit.
-          SealedShareError: the name is sealed with other terms.
-        """
-        pool = self._make_pool(component, "zcdp", epsilon, delta, implementation_delta)
-        return ZCdpPool(self._desk, pool, self._promises.admit(pool))
-
-    def report(self) -> PrivacyReport:
-        """Returns what was promised to whom, from public values only; `verify_report` recomputes it."""
-        with self._desk.lock:
-            state = self._desk.refresh()
-            sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
-            pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
-            named = sorted({*state.allowed_wrappers, *allowed_wrappers()})
-            shares = [*sealed, *pending]
-            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, named)
-
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and asks the anchor, if there is one.
 
@@ -354,38 +250,6 @@ class Budget(Uncopyable):
           LedgerRollbackError: a line that was seen before, or that the anchor knows, is gone or changed.
         """
         self._desk.verify()
-
-    def check_receipt(self, receipt: Any) -> None:
-        """Holds a receipt against the ledger: the line that it names must stand there unchanged.
-
-        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were spent.
-
-        Args:
-          receipt: a `Receipt`, a `Reservation`, or anything with (or a dict of) `ledger_id`, `entry` and `entry_hash`.
-            Without an entry nothing was charged, and only the ledger is compared; without a hash, only the number.
-
-        Raises:
-          ConfigurationError: it is no such thing.
-          PrivacyBudgetMismatchError: it is of another ledger.
-          LedgerRollbackError: the line is gone or another: an older copy took the ledger's place.
-        """
-        check_receipt(self._desk, receipt)
-
-    def dangling(self) -> tuple[OpenReservation, ...]:
-        """Returns the reservations with tickets neither committed nor given back, in order. For the operator.
-
-        They are counted as spent and stay so. Some are under way right now, in this or another process; the others
-        were left by a crash, a failure, or a block that paid for more than was released. Not part of a report: shown
-        beside releases, it would tell when the model was out.
-        """
-        with self._desk.lock:
-            return tuple(self._desk.refresh().open_reservations())
-
-    def close(self) -> None:
-        """Closes the store, if it can be closed. The budget and all that was taken from it are of no use afterwards."""
-        close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
 
     def _check_partition(self, tickets: Sequence[Ticket], partition: str | None) -> None:
         labels = {ticket.label for ticket in tickets if isinstance(ticket, Ticket) and ticket.label is not None}
@@ -400,40 +264,18 @@ class Budget(Uncopyable):
     def _delta_for(self, epsilon: float | None, delta: float | None) -> float | None:
         return self.default_delta(epsilon) if delta is None and epsilon is not None else delta
 
-    def _make_pool(self, name: str, kind: Kind, epsilon: float, delta: float | None, gap: float) -> Component:
-        at = self._delta_for(check_epsilon(epsilon), delta)
-        return Component(name=name, kind=kind, epsilon=epsilon, delta=at, implementation_delta=gap).as_pool()
-
     def __repr__(self) -> str:
         if not hasattr(self, "_desk"):
-            return "Budget(not made)"
+            return f"{type(self).__name__}(not made)"
         return (
-            f"Budget(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, adjacency={self.adjacency!r}, "
-            f"ledger={self._store.description})"
+            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, "
+            f"adjacency={self.adjacency!r}, ledger={self._store.description})"
         )
 
 
-def _checked(store: Any) -> LedgerStore:
+def check_store(store: Any) -> LedgerStore:
+    """Returns a store as it is; refuses everything else."""
     if isinstance(store, LedgerStore) and not isinstance(store, type):
         return store
     found = f"the class {store.__name__}" if isinstance(store, type) else type(store).__name__
     raise fail("store", "a LedgerStore", found, "PrivacyBudgetCallbackHandler.open takes paths and addresses.")
-
-
-def _created(store: LedgerStore, wanted: LedgerHeader, anchor: LedgerAnchor | None) -> LedgerHeader:
-    """Writes the header, and before it tells the anchor: a ledger that stands without its anchor would be refused."""
-    if anchor is not None:
-        write_anchor(anchor, wanted.ledger_id, (0, wanted.digest))
-    return store.create(wanted)
-
-
-__all__ = [
-    "Budget",
-    "GdpPool",
-    "JointPlan",
-    "Reservation",
-    "Share",
-    "Ticket",
-    "ZCdpPool",
-    "event_of_tickets",
-]
