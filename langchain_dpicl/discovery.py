@@ -222,7 +222,7 @@ class ValueDiscovery(_Counting):
     Formal guarantees:
       - What is released is (epsilon, delta)-DP for one unit, at the share's epsilon and delta, whatever values there
         are; nothing is promised to values that few units hold, and most of them stay unknown.
-      - Values leave in one public form (`privacy.unit_values.normalized`), the largest noisy count first.
+      - Values leave in one public form (`privacy.units.normalized`), the largest noisy count first.
 
     Declare the field among `fields`, with no labels; the found values are labels for `ReleasedCounts.redeclare`.
 

@@ -20,10 +20,10 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
 from langchain_dpicl.privacy.bound_units import LabelsByUnit, has_moved, keep_bound, labels_by_unit
 from langchain_dpicl.privacy.pools import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, seal
-from langchain_dpicl.privacy.unit_values import forms_of
 from langchain_dpicl.privacy.units import (
     SPLIT_RULE,
     Declaration,
+    forms_of,
     make_declaration,
     read_units,
     relabelled,

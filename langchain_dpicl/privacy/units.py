@@ -6,6 +6,7 @@ value, never raised: whoever raises it does so from a frame that holds no record
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.unit_values import normalized
+from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, check_name
 
 Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
@@ -279,13 +279,51 @@ def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
     return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
 
 
+def normalized(text: str, *, fold_case: bool = True) -> str:
+    r"""Returns the form in which texts of a value are compared and released; "" if nothing of it can be shown.
+
+    The public rule: Unicode NFKC, upper and lower case made one, what cannot be printed and runs of white space made
+    one space, none at the ends, at most 200 characters.
+
+    Args:
+      text: as it stands in a record.
+      fold_case: whether upper and lower case are made one.
+
+    >>> normalized("  Christopher\tNOLAN ")
+    'christopher nolan'
+    """
+    form = unicodedata.normalize("NFKC", text)
+    if fold_case:
+        form = unicodedata.normalize("NFKC", form.casefold())
+    words = "".join(letter if letter.isprintable() else " " for letter in form).split()
+    return " ".join(words)[:MAX_NAME_LENGTH].rstrip()
+
+
+def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
+    """Returns declared values by the form in which they are compared.
+
+    Args:
+      values: public, in order.
+      fold_case: whether upper and lower case are made one.
+
+    Raises:
+      ConfigurationError: there are none, one is no name, or two are one by the rule.
+    """
+    listed = tuple(check_name("values", value) for value in values)
+    known = {normalized(value, fold_case=fold_case): value for value in listed}
+    if not listed or len(known) != len(listed) or "" in known:
+        advice = "Values that differ in case or white space alone are one: declare it once, or keep the case."
+        raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
+    return known
+
+
 def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
     """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label.
 
     Args:
       unit: its records.
       declared: with a label key.
-      forms: each declared label by its form; see `unit_values.normalized`.
+      forms: each declared label by its form; see `normalized`.
       fold_case: as for the forms.
     """
     key = declared.label_key or ""
