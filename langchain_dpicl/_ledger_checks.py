@@ -1,7 +1,4 @@
-"""Checks a ledger from its entries alone: chain, rules, prices, anchor, receipts. Writes nothing, knows no record.
-
-What the ledger says about itself is believed nowhere: totals and prices are computed again.
-"""
+"""Recomputes a ledger from its lines alone: chain, rules, prices, anchor, receipts."""
 
 from __future__ import annotations
 

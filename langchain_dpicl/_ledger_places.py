@@ -1,8 +1,4 @@
-"""Where a ledger lives: opens what a path or an address names, or makes it. Knows no budget, no price and no record.
-
-Opening makes nothing, and making never opens what is there: both are said on purpose. What is given may be an address
-with a password, which no variable of a frame shows.
-"""
+"""Opens or makes the ledger that a path or an address names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Shares one budget through LangChain's callbacks and shows it; never guards it.
-
-LangChain may swallow what a handler raises, so every component asks the ledger directly. This room finds the budget
-for it (constructor, then config, then context) and shows reports; `run_events` tells a run's observers. Knows no
-private record and no mechanism.
-"""
+"""Carries one budget through LangChain's callbacks and finds the budget of a component."""
 
 from __future__ import annotations
 
@@ -42,6 +37,8 @@ from langchain_dpicl.privacy.extensions.adaptive_pools import GdpPool, ZCdpPool
 from langchain_dpicl.privacy.extensions.joint_plans import JointPlan
 from langchain_dpicl.privacy.report import PrivacyReport
 from langchain_dpicl.privacy.stores import hidden
+
+# LangChain may swallow what a handler raises, so the handler guards nothing: every component asks the ledger directly.
 
 
 class PrivacyBudgetCallbackHandler(BaseCallbackHandler):

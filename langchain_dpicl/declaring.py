@@ -1,7 +1,4 @@
-"""Binds private examples to a budget and declares the share of one component, in the one safe order.
-
-Knows plans and ledgers; reads no record, makes no call and spends nothing.
-"""
+"""Binds private examples to a budget and declares the share of one component, in the one safe order."""
 
 from __future__ import annotations
 
@@ -15,19 +12,17 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.participation import ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.tickets import Ticket
-from langchain_dpicl.privacy.value_counts import CountPlan
 
 
 class SharePlan(Protocol):
     """What a component plans to release, in numbers that are public."""
 
     @property
-    def release(self) -> ReleasePlan | CountPlan | ParticipationPlan:
+    def release(self) -> object:
         """How one thing is released; where labels split the units, of the first label."""
 
     @property

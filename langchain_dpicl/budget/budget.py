@@ -1,4 +1,4 @@
-"""The budget that users hold: the ledger's, with joint plans, pools, an anchor and reports."""
+"""The budget that users hold: a ledger's budget with joint plans, pools, an anchor and reports."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Budget(LedgerBudget):
           PrivacyBudgetMismatchError: it is of another ledger.
           LedgerRollbackError: the line is gone or another: an older copy took the ledger's place.
         """
-        check_receipt(self._desk, receipt)
+        check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
     def dangling(self) -> tuple[OpenReservation, ...]:
         """Returns the reservations with tickets neither committed nor given back, in order. For the operator.

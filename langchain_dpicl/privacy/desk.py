@@ -92,13 +92,7 @@ class Desk:
     def __init__(
         self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-          store: where the ledger lives.
-          header: its first line.
-          allowed_wrappers: returns the modules that the operator allows around private calls; reservations record them.
-        """
+        # `allowed_wrappers` names the modules that the operator allows around private calls; reservations record them.
         self.store = store
         self.header = header
         self._allowed_wrappers = allowed_wrappers
@@ -288,7 +282,7 @@ class Desk:
             return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
-        """Is `check_same_terms`, once for two objects: neither ever changes."""
+        """Compares the terms once for each pair of objects, which never change."""
         seen = self._agreed.get(wanted.name)
         if seen is None or seen[0] is not wanted or seen[1] is not sealed:
             check_same_terms(wanted, sealed)
@@ -315,7 +309,7 @@ class Desk:
 
 
 def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
-    """Refuses another declaration than the one that stands; what only one of them says is another, unless it is None.
+    """Refuses another declaration than the one that stands; a key that only one of them has differs unless it is None.
 
     Raises:
       PrivacyBudgetMismatchError: it is another.

@@ -1,8 +1,4 @@
-"""The opaque holder of private examples. Knows no ledger beyond its id, no sampling and no model.
-
-Content lives in closures: no attribute, repr, error or pickle of a `PrivateExamples` shows any of it, or how many
-records there are. The one way in is the private door `_pool`, which only the curator may use.
-"""
+"""Holds private examples so that only releases that a ledger paid for can read them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the lines of a ledger add up to. Knows no store, no process and no accountant; sees public amounts only.
-
-One rule book for everybody: the same `apply` runs when a line is written, when another process's line is read and
-when a whole ledger is verified, so a line that breaks the rules is found wherever it comes from.
-"""
+"""Applies the lines of a ledger to its totals, by the one set of rules for writing, reading and verifying."""
 
 from __future__ import annotations
 

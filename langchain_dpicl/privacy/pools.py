@@ -1,7 +1,4 @@
-"""Closes over the content of units: what opens a pool of them, removes one, or splits them anew. Knows no ledger.
-
-No attribute, repr, error, pickle or copy of anything in here shows content, or how much of it there is.
-"""
+"""Encloses the content of units in functions that open a pool of them, remove one, or split them anew."""
 
 from __future__ import annotations
 
@@ -82,11 +79,7 @@ Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
 
 
 def seal(units: Units) -> Sealed:
-    """Closes over the content; only these three functions come out.
-
-    Args:
-      units: what the records became.
-    """
+    """Closes over the content; only these three functions come out."""
 
     def open_pool(label: str | None) -> Pool:
         if label is None:

@@ -1,7 +1,4 @@
-"""What a budget was promised to, from public values only, and its verifier. Knows no records and no process.
-
-Never shows how much of a share was really used: realised counts, durations and stop positions stay in the ledger.
-"""
+"""The report of what a budget granted, from public values only, and the verifier that recomputes it."""
 
 from __future__ import annotations
 

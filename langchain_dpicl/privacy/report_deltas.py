@@ -1,7 +1,4 @@
-"""What the shares of a report cost at other deltas. Knows no ledger, no store and no record.
-
-One guarantee holds at many deltas at once; a ledger's limit names one of them. Every entry is an upper bound.
-"""
+"""Bounds what the shares of a report cost at other deltas."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Shares of a budget and the reservations taken from them.
-
-The order is: reserve (durable), burn before the first private call, commit once the noised state is safe. What was
-reserved stays charged whatever happens, except for unburnt refundable tickets that are given back.
-"""
+"""Shares of a budget, and the reservations taken from them: reserve, burn before the first private call, commit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a component shows in a report, held against its tickets, its data set and its price. Knows no ledger or store.
-
-A report carries parameters for people beside the events that are priced; whoever edits one has to edit all.
-"""
+"""Verifies the parameters that a report shows of a component against its tickets, data set and price."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a report shows of labels for public inputs, held against tickets, data set and price; and the labelled pool.
-
-Knows no ledger or store, and of a pool no more than its plan and what became of its inputs.
-"""
+"""Verifies the parameters that a report shows of labels for public inputs, and the pool that carries the report."""
 
 from __future__ import annotations
 

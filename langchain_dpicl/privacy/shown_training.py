@@ -1,7 +1,4 @@
-"""What a report shows of training steps, held against tickets, data set and price; and the prompt beside it.
-
-Knows no ledger or store, and of a prompt no more than the names of what it says of its training.
-"""
+"""Verifies the parameters that a report shows of training steps, and the prompt that carries the report."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where a ledger's records are kept: the hash-chained format, the store's Protocol, and a store in memory.
-
-Knows no budget rule: what a record means, and whether it may be written, is decided in `ledger_state.py`. Built for
-durable stores shared by many processes; time stamps inform and decide nothing.
-"""
+"""The hash-chained record format of a ledger, the protocol of its stores, and a store in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a component may do, as tickets, and what a share of the budget costs. Knows no records, store or process.
-
-The event of a share is computed from its tickets, never taken from the caller: what is charged is what can be spent.
-"""
+"""Tickets, components and share terms, and the price of a share, which is computed from its tickets."""
 
 from __future__ import annotations
 
@@ -113,10 +110,6 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
     Formal guarantees:
       - Tickets without a label compose; tickets of different labels run in parallel over the units of `partition`,
         tickets of one label compose inside their branch.
-
-    Args:
-      tickets: at least one; each (template, label) once.
-      partition: `dataset_id` whose declared labels split the units; required if a ticket has a label.
 
     Raises:
       ConfigurationError: no ticket, a repeated (template, label), or a label without a partition.

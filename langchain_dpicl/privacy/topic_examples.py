@@ -1,8 +1,4 @@
-"""Private examples that are split by topics which are released after the split was declared and paid for.
-
-Knows no ledger beyond its id, no noise and no model. Which topics there are may be learnt from the examples themselves,
-under noise; which unit has which of them is decided by looking at that unit alone.
-"""
+"""Private examples that are split by topics which are released after the split was declared and paid for."""
 
 from __future__ import annotations
 
@@ -84,9 +80,6 @@ class TopicExamples(PrivateExamples):
     def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  whatever they are
         """Refuses: topics that are named later are no part of another declaration, which could hide two splits.
 
-        Args:
-          **declared: of `PrivateExamples.redeclared`.
-
         Raises:
           ConfigurationError: always.
         """
@@ -98,9 +91,6 @@ class TopicExamples(PrivateExamples):
 
         A unit belongs to the first of `topics` that occurs in its texts (`TopicSplit`), or to none; topic i has the
         i-th declared place. Bind what is returned: the ledger then refuses other topics for this split.
-
-        Args:
-          topics: released, in the order in which they are looked for; at most as many as places.
 
         Raises:
           ConfigurationError: the topics are no vocabulary of that size.
@@ -136,12 +126,6 @@ def split_by_topics(
     """Declares the same units again, split by topics that `TopicExamples.name_topics` names later.
 
     The same declaration again is the same object, with the topics that it has.
-
-    Args:
-      private: the examples, declared without labels.
-      dataset_id: public name of this declaration, another one than before.
-      topic_key: field that will hold the topic of a record; none that is declared.
-      public_size: declared number of units by place; the places are the labels.
 
     Raises:
       ConfigurationError: a public argument is out of range, or the examples have labels.

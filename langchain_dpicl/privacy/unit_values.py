@@ -1,7 +1,4 @@
-"""Counts which values of a field a unit stands for, by a rule that looks at that unit alone.
-
-Everything here handles private content; what cannot be read counts as no value.
-"""
+"""Finds which values of a field a unit stands for, and how far counts of them can move."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""From records to units, each with one label. Knows no ledger, no sampling and no model.
-
-Everything here handles private content and runs only while `PrivateExamples` is built. A fault is returned as a
-value, never raised: whoever raises it does so from a frame that holds no record.
-"""
+"""Reads records into units, each with one label, by rules that look at one unit alone."""
 
 from __future__ import annotations
 
@@ -15,6 +11,8 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, check_name
+
+# A fault of a record is returned as a value, never raised: the caller raises it from a frame that holds no record.
 
 Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
@@ -302,10 +300,6 @@ def normalized(text: str, *, fold_case: bool = True) -> str:
 def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
     """Returns declared values by the form in which they are compared.
 
-    Args:
-      values: public, in order.
-      fold_case: whether upper and lower case are made one.
-
     Raises:
       ConfigurationError: there are none, one is no name, or two are one by the rule.
     """
@@ -318,14 +312,7 @@ def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]
 
 
 def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
-    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label.
-
-    Args:
-      unit: its records.
-      declared: with a label key.
-      forms: each declared label by its form; see `normalized`.
-      fold_case: as for the forms.
-    """
+    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label."""
     key = declared.label_key or ""
     found = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
     labels = [label for label in found if label is not None]

@@ -1,8 +1,4 @@
-"""One budget for many components: binds private examples to a ledger and grants shares of it.
-
-Shares add up, which is a valid filter however adaptively and concurrently they are made and used. A share is composed
-numerically inside, sealed durably at its first reservation, and never exchanged for another's.
-"""
+"""Binds private examples to a ledger and grants shares of its budget."""
 
 from __future__ import annotations
 
@@ -33,19 +29,6 @@ class LedgerBudget(Uncopyable):
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
       - Nothing is granted if the ledger cannot be read, verified or written.
-
-    Args:
-      epsilon: limit for the ledger's whole life.
-      delta: limit for the ledger's whole life; at most 1/(10 * public_size) of every data set bound.
-      adjacency: the one neighbouring relation of everything on this ledger.
-      store: where the ledger lives; None: in memory, which dies with this process. A store that was merely opened
-        makes no ledger: it holds one, or is refused.
-      name: public name for reports.
-
-    Raises:
-      ConfigurationError: an argument is out of range.
-      PrivacyBudgetMismatchError: the store holds a ledger with other limits.
-      LedgerError: the ledger is broken, or cannot be read.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
     """
