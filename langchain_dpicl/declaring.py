@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from langchain_dpicl.backends.hosts import seen_by
-from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.shares import Share
@@ -43,7 +43,7 @@ class SharePlan(Protocol):
 
 def declare_share(
     private: PrivateExamples,
-    budget: Budget,
+    budget: LedgerBudget,
     plan: SharePlan,
     *,
     component: str,
@@ -102,7 +102,7 @@ def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:
         raise fail("sampling", "'poisson' or 'disjoint' for texts of one label", "a fixed size", advice)
 
 
-def share_of_delta(budget: Budget, *, epsilon: float | None, delta: float | None) -> float:
+def share_of_delta(budget: LedgerBudget, *, epsilon: float | None, delta: float | None) -> float:
     """Returns the delta of a share: what is given, or in proportion to its epsilon.
 
     Raises:
