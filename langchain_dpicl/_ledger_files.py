@@ -113,7 +113,7 @@ def _is_no_database(path: Path) -> bool:
 
 
 def read_export(path: Path) -> ExportedLedger:
-    """Reads an exported ledger; its lines are checked by whoever asks for them.
+    """Reads an exported ledger; its lines are checked when a ledger is built from them.
 
     Raises:
       LedgerError: the file is no export, was cut off, holds a line of another form, or is a ledger's that is open here.

@@ -23,7 +23,7 @@ _NO_LEDGER = "0" * 32  # asked for to see whether an anchor can be read
 
 
 class Opened(NamedTuple):
-    """A store, and whether it was opened here, so that nobody else will close it."""
+    """A store, and whether it was opened here, so that no other code closes it."""
 
     store: LedgerStore
     is_ours: bool
@@ -43,7 +43,7 @@ def opened_at(given: Callable[[], Any], name: str) -> Opened:
     opened = open_store(given(), name=check_name("name", name))
     if opened.header() is None:
         opened.close()
-        msg = f"ledger: expected one with limits, found room for one ({opened.description}): whoever made it stopped."
+        msg = f"ledger: expected one with limits, found an empty place ({opened.description}): its maker stopped."
         raise LedgerError(f"{msg} PrivacyBudgetCallbackHandler.create finishes it.")
     return Opened(opened, is_ours=True)
 
@@ -115,7 +115,7 @@ def anchor_at(given: Callable[[], Any], *, may_make: bool = False) -> LedgerAnch
 
 @contextmanager
 def closed_on_error(opened: Opened | None) -> Iterator[None]:
-    """Closes what was opened here if nobody will use it."""
+    """Closes what was opened here if the block fails."""
     try:
         yield
     except BaseException:

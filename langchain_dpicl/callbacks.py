@@ -411,7 +411,7 @@ def check_configs(configs: Any) -> None:
 def may_wait(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> bool:
     """Whether the ledger of the budget that is found is on a disk or a server, so that its writes may take a while.
 
-    Async code then takes them off the event loop. Where no budget is found: False; whoever needs one will say so.
+    Async code then takes them off the event loop. Where no budget is found: False; the call that needs one refuses.
     """
     try:
         return resolve_budget(budget, config).durable

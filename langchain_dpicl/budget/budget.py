@@ -124,7 +124,7 @@ class Budget(LedgerBudget):
             super().check_fits(component, epsilon=epsilon, delta=delta)
 
     def fresh_name(self, prefix: str) -> str:
-        """Returns `prefix`, or `prefix-2`, ...: the first component name that nobody was given or has used.
+        """Returns `prefix`, or `prefix-2`, ...: the first component name that was not given or used before.
 
         Args:
           prefix: what the name starts with.

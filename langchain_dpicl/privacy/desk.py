@@ -106,6 +106,7 @@ class Desk:
     @property
     def lock(self) -> AbstractContextManager[bool]:
         """Held by the one thread of this process that reads or writes the ledger; reentrant."""
+        # After a fork the parent's lock may be held by a thread that does not exist here.
         if self._pid != os.getpid():
             self._move_in()
         return self._lock
@@ -231,6 +232,7 @@ class Desk:
             if keep is not None:  # a place of several ledgers, where no other may have it
                 for name in sorted(declaration["dataset_id"] for declaration in declarations):
                     keep(name)  # in one order, so that two who bind the same ones never wait for each other
+            # First, so that examples are never on a ledger of which their handle knows nothing.
             attach(self.header.ledger_id)
             for declaration in declarations:
                 if declaration["dataset_id"] not in known:
@@ -268,6 +270,7 @@ class Desk:
                 raise too_few(component, slot, cost, left)
             if tenant_cap is not None:
                 check_tenant(writer.state, component, tenant or "", count=count, cap=tenant_cap)
+            # In one transaction: no share is sealed without a reservation, and none is reserved from unsealed.
             if sealed is None:
                 self._seal(writer, terms)
             body: dict[str, Any] = {"component": component.name, "template": slot[0], "label": slot[1]}

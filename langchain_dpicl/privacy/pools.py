@@ -90,6 +90,7 @@ def seal(units: Units) -> Sealed:
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
 
     def remove(name: str) -> None:
+        # The position stays: which units other positions hold, and every sampling rate, must not change.
         position = units.positions.pop(name, None)
         if position is not None:
             units.contents[position] = ()

@@ -29,6 +29,8 @@ MIN_PROPORTION = 1e-3
 class Promises:
     """The shares declared in this process, and the room that all shares leave."""
 
+    _price = staticmethod(price)
+
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self._standings: dict[str, tuple[Component, Standing]] = {}
@@ -73,7 +75,7 @@ class Promises:
         left = round_down(self.room({component.name})[1])
         if left <= 0:
             raise exceeded(f"delta of budget {limits.name!r}", limits.delta, Fraction(0), "Every delta is promised.")
-        least, _ = price((component,), delta=left, adjacency=limits.adjacency, opinions=False)
+        least, _ = self._price((component,), delta=left, adjacency=limits.adjacency, opinions=False)
         share = min(max(least / limits.epsilon, MIN_PROPORTION), 1.0)
         return round_down(exact(left) * exact(share))
 
@@ -114,7 +116,7 @@ class Promises:
           PrivacyBudgetExceededError: they cost more than `epsilon`.
         """
         adjacency = self.desk.header.adjacency
-        cost, pricing = price(components, delta=check_delta(delta), adjacency=adjacency, opinions=opinions)
+        cost, pricing = self._price(components, delta=check_delta(delta), adjacency=adjacency, opinions=opinions)
         limit = self.desk.header.epsilon if epsilon is None else epsilon
         if cost > limit:
             names = ", ".join(repr(component.name) for component in components)
@@ -147,6 +149,7 @@ class Promises:
         with self.desk.lock:
             if names & set(self.desk.refresh().shares):
                 raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
+            # Pricing took time without the lock, so the share is fitted again before it counts.
             epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")

@@ -283,7 +283,7 @@ class Share(Holding):
           template: which ticket.
           label: its label, if it has one.
           count: how many.
-          tenant: public name of who asks; the ledger counts each tenant's tickets. None: nobody in particular, "".
+          tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
 
         Raises:

@@ -12,8 +12,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.amounts import exact, round_down, round_up
 from langchain_dpicl.privacy.desk import Standing
+from langchain_dpicl.privacy.extensions.share_prices import share_price
 from langchain_dpicl.privacy.promises import MIN_PROPORTION, Promises
-from langchain_dpicl.privacy.tickets import Component, implementation_delta_of, price
+from langchain_dpicl.privacy.tickets import Component, implementation_delta_of
 
 # A joint plan's delta is searched with so many prices, and to this relative distance.
 PROPORTION_STEPS = 10
@@ -23,7 +24,9 @@ _OPEN_PLANS: ContextVar[tuple[JointPlan, ...]] = ContextVar("dpicl_open_plans", 
 
 
 class PlannedPromises(Promises):
-    """Declared shares, where components that are declared inside an open plan become part of the plan."""
+    """Declared shares of every kind; components that are declared inside an open plan become part of the plan."""
+
+    _price = staticmethod(share_price)
 
     @property
     def open_plan(self) -> JointPlan | None:
@@ -133,7 +136,7 @@ class JointPlan:
         return round_up(charge) if exact(self._cost(components, delta)) < charge <= shares else None
 
     def _cost(self, components: Sequence[Component], delta: float) -> float:
-        return price(components, delta=delta, adjacency=self.promises.desk.header.adjacency, opinions=False)[0]
+        return share_price(components, delta=delta, adjacency=self.promises.desk.header.adjacency, opinions=False)[0]
 
     def _proportion(self, epsilon: float) -> float:
         limits = self.promises.desk.header

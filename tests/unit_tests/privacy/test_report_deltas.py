@@ -143,7 +143,7 @@ def use_prices(monkeypatch: pytest.MonkeyPatch, cost: Callable[[float], float]) 
         asked.append(delta)
         return cost(delta), {}
 
-    monkeypatch.setattr(report_deltas, "price", price)
+    monkeypatch.setattr(report_deltas, "share_price", price)
     return asked
 
 
