@@ -43,7 +43,7 @@ def opened_at(given: Callable[[], Any], name: str) -> Opened:
     opened = open_store(given(), name=check_name("name", name))
     if opened.header() is None:
         opened.close()
-        msg = f"ledger: expected one with limits, found an empty place ({opened.description}): its maker stopped."
+        msg = f"ledger: expected one with limits, found room for one ({opened.description}): its creation stopped."
         raise LedgerError(f"{msg} PrivacyBudgetCallbackHandler.create finishes it.")
     return Opened(opened, is_ours=True)
 
