@@ -26,9 +26,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 
 PROCESSES = (1, 8, 64)

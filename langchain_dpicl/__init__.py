@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         label_votes_without_privacy,
         real_demonstrations_without_privacy,
     )
+    from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
     from langchain_dpicl.classification import LabelClassifier
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.labelling import PromptPATELabeler
     from langchain_dpicl.models import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
     from langchain_dpicl.privacy.examples import PrivateExamples
-    from langchain_dpicl.privacy.ledger import Budget
     from langchain_dpicl.privacy.report import PrivacyReport, verify_report
     from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
     from langchain_dpicl.ray_executor import RayExecutor
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AccountantsDisagreeError": "langchain_dpicl.exceptions",
     "AccountingError": "langchain_dpicl.exceptions",
-    "Budget": "langchain_dpicl.privacy.ledger",
+    "Budget": "langchain_dpicl.budget.budget",
     "CapabilityError": "langchain_dpicl.exceptions",
     "ChatEmbedded": "langchain_dpicl.models",
     "ChatLocal": "langchain_dpicl.models",

@@ -27,9 +27,10 @@ from langchain_dpicl.privacy.report_words import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from langchain_dpicl._ledger_checks import CheckedLedger
-    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
     from langchain_dpicl.privacy.report import PrivacyReport
-    from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore
+    from langchain_dpicl.privacy.stores import LedgerStore
 
 DONE, WRONG, FAULT = 0, 1, 2
 _ADDRESS = re.compile(r"""\b(postgres(?:ql)?):/+[^\s'"/][^\s'"]*""", re.IGNORECASE)
@@ -200,7 +201,7 @@ def done(arguments: argparse.Namespace) -> Said:
 
 def _create(arguments: argparse.Namespace) -> Said:
     from langchain_dpicl._ledger_places import made_at
-    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.budget.budget import Budget
 
     where = _place(arguments.where)
     limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
@@ -226,7 +227,7 @@ def _created(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
 
 def _adopt(arguments: argparse.Namespace) -> Said:
     """Takes the ledger as it stands: nobody can tell whether it is the newest copy."""
-    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.budget.budget import Budget
 
     _place(arguments.anchor)
     with _opened(arguments) as store:
@@ -243,7 +244,7 @@ def _adopt(arguments: argparse.Namespace) -> Said:
 
 
 def _show(arguments: argparse.Namespace) -> Said:
-    from langchain_dpicl.privacy.ledger import Budget
+    from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.privacy.shown import UNREADABLE
 
     deltas = _deltas(arguments.deltas)

@@ -16,7 +16,7 @@ from langchain_dpicl._plain_files import checked_target
 from langchain_dpicl._released_files import FileForm, plain, write_whole
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.ledger import Share
+from langchain_dpicl.privacy.shares import Share
 
 _FORM = FileForm(
     "a checkpoint of private evolution",

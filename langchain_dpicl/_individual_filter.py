@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.backends.similar import SimilarTexts
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.participation import (
     ASKED_TEMPLATE,
     FILTER_TEMPLATE,
     MemoryBalances,
     ParticipationPlan,
 )
-from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
 from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances
 

@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 
 from langchain_dpicl._voting_options import VotingTask, design_of
 from langchain_dpicl.asking import Query, TaskWording, public_text
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import (
     DEFAULT_FIXED_TEACHERS,
@@ -26,7 +27,6 @@ from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice,
 from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.plans import Mechanism
 from langchain_dpicl.query_planning import recommended_design

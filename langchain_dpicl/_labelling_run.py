@@ -21,6 +21,7 @@ from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.calls import Gate
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.walk import Turn, Walk, adrive, drive
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -32,9 +33,8 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.executors import Elsewhere, taken_aside
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import LabellingPlan
-from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.shares import Share, Uncopyable
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.teachers import Teachers
 

@@ -1,7 +1,4 @@
-"""Checks a ledger from its entries alone: chain, rules, prices, anchor, receipts. Writes nothing, knows no record.
-
-What the ledger says about itself is believed nowhere: totals and prices are computed again.
-"""
+"""Recomputes a ledger from its lines alone: chain, rules, prices, anchor, receipts."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger_state import RESERVE, LedgerState
 from langchain_dpicl.privacy.report import PrivacyReport, ShareEntry, verify_report
 from langchain_dpicl.privacy.shown import UNREADABLE, why
-from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerHeader, LedgerRecord, LedgerStore
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore
 
 Receipts = Sequence[Mapping[str, Any]]
 

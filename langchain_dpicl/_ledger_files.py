@@ -1,7 +1,4 @@
-"""A ledger as a file of JSON lines: written by an export, read back as a store that grants nothing. Decides no rule.
-
-The first line is the header, then one line a record, and at the end how many there are: a file that was cut off shows.
-"""
+"""Writes a ledger to a file of JSON lines, and reads such a file as a store that grants nothing."""
 
 from __future__ import annotations
 
@@ -116,7 +113,7 @@ def _is_no_database(path: Path) -> bool:
 
 
 def read_export(path: Path) -> ExportedLedger:
-    """Reads an exported ledger; its lines are checked by whoever asks for them.
+    """Reads an exported ledger; its lines are checked when a ledger is built from them.
 
     Raises:
       LedgerError: the file is no export, was cut off, holds a line of another form, or is a ledger's that is open here.

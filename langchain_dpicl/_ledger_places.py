@@ -1,8 +1,4 @@
-"""Where a ledger lives: opens what a path or an address names, or makes it. Knows no budget, no price and no record.
-
-Opening makes nothing, and making never opens what is there: both are said on purpose. What is given may be an address
-with a password, which no variable of a frame shows.
-"""
+"""Opens or makes the ledger that a path or an address names."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.anchored import check_anchor, read_anchor
-from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
+from langchain_dpicl.privacy.stores import LedgerStore
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""
@@ -27,7 +23,7 @@ _NO_LEDGER = "0" * 32  # asked for to see whether an anchor can be read
 
 
 class Opened(NamedTuple):
-    """A store, and whether it was opened here, so that nobody else will close it."""
+    """A store, and whether it was opened here, so that no other code closes it."""
 
     store: LedgerStore
     is_ours: bool
@@ -47,7 +43,7 @@ def opened_at(given: Callable[[], Any], name: str) -> Opened:
     opened = open_store(given(), name=check_name("name", name))
     if opened.header() is None:
         opened.close()
-        msg = f"ledger: expected one with limits, found room for one ({opened.description}): whoever made it stopped."
+        msg = f"ledger: expected one with limits, found room for one ({opened.description}): its creation stopped."
         raise LedgerError(f"{msg} PrivacyBudgetCallbackHandler.create finishes it.")
     return Opened(opened, is_ours=True)
 
@@ -119,7 +115,7 @@ def anchor_at(given: Callable[[], Any], *, may_make: bool = False) -> LedgerAnch
 
 @contextmanager
 def closed_on_error(opened: Opened | None) -> Iterator[None]:
-    """Closes what was opened here if nobody will use it."""
+    """Closes what was opened here if the block fails."""
     try:
         yield
     except BaseException:

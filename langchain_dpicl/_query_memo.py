@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.silent import unwrap
 from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.stores import memo_at
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, query_of, scope_of, tenant_of
 from langchain_dpicl.tenants import Tenant

@@ -8,10 +8,10 @@ from typing import Any
 
 from langchain_dpicl.asking import Query, TaskWording
 from langchain_dpicl.backends.similar import NOT_SEARCHED
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.retrieval_planning import NUM_SLOTS
 from langchain_dpicl.stores.balances import SQLiteBalances
 

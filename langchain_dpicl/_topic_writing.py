@@ -12,11 +12,12 @@ from typing import Any
 
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, Segment, deal_name, template_name
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.topic_examples import TopicExamples
 from langchain_dpicl.released_documents import SyntheticText
 from langchain_dpicl.row_design import RowDesign

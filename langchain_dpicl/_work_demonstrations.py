@@ -26,7 +26,7 @@ from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 from langchain_dpicl.working import JobTurn, TurnLostError, Workplace

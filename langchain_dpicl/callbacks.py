@@ -1,9 +1,4 @@
-"""Shares one budget through LangChain's callbacks and shows it; never guards it.
-
-LangChain may swallow what a handler raises, so every component asks the ledger directly. This room finds the budget
-for it (constructor, then config, then context) and shows reports; `run_events` tells a run's observers. Knows no
-private record and no mechanism.
-"""
+"""Carries one budget through LangChain's callbacks and finds the budget of a component."""
 
 from __future__ import annotations
 
@@ -26,6 +21,7 @@ from langchain_dpicl._ledger_places import (
     made_at,
     opened_at,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
@@ -37,9 +33,12 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, GdpPool, JointPlan, ZCdpPool
+from langchain_dpicl.privacy.extensions.adaptive_pools import GdpPool, ZCdpPool
+from langchain_dpicl.privacy.extensions.joint_plans import JointPlan
 from langchain_dpicl.privacy.report import PrivacyReport
 from langchain_dpicl.privacy.stores import hidden
+
+# LangChain may swallow what a handler raises, so the handler guards nothing: every component asks the ledger directly.
 
 
 class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
@@ -412,7 +411,7 @@ def check_configs(configs: Any) -> None:
 def may_wait(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> bool:
     """Whether the ledger of the budget that is found is on a disk or a server, so that its writes may take a while.
 
-    Async code then takes them off the event loop. Where no budget is found: False; whoever needs one will say so.
+    Async code then takes them off the event loop. Where no budget is found: False; the call that needs one refuses.
     """
     try:
         return resolve_budget(budget, config).durable

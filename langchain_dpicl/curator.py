@@ -21,12 +21,12 @@ from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms import Release
 from langchain_dpicl.privacy.participation import Balances, ParticipationPlan
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.value_counts import Count, CountPlan
 from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, is_unanswered
 

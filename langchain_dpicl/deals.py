@@ -11,7 +11,7 @@ from langchain_dpicl.curator import open_sample
 from langchain_dpicl.exceptions import PrivacyBudgetError
 from langchain_dpicl.planning import GenerationPlan, deal_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation, Share
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.samples import SecretSample
 
 

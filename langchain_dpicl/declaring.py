@@ -1,7 +1,4 @@
-"""Binds private examples to a budget and declares the share of one component, in the one safe order.
-
-Knows plans and ledgers; reads no record, makes no call and spends nothing.
-"""
+"""Binds private examples to a budget and declares the share of one component, in the one safe order."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
-from langchain_dpicl.privacy.participation import ParticipationPlan
+from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.value_counts import CountPlan
+from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.tickets import Ticket
 
 
 class SharePlan(Protocol):
     """What a component plans to release, in numbers that are public."""
 
     @property
-    def release(self) -> ReleasePlan | CountPlan | ParticipationPlan:
+    def release(self) -> object:
         """How one thing is released; where labels split the units, of the first label."""
 
     @property
@@ -46,7 +43,7 @@ class SharePlan(Protocol):
 
 def declare_share(
     private: PrivateExamples,
-    budget: Budget,
+    budget: LedgerBudget,
     plan: SharePlan,
     *,
     component: str,
@@ -105,7 +102,7 @@ def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:
         raise fail("sampling", "'poisson' or 'disjoint' for texts of one label", "a fixed size", advice)
 
 
-def share_of_delta(budget: Budget, *, epsilon: float | None, delta: float | None) -> float:
+def share_of_delta(budget: LedgerBudget, *, epsilon: float | None, delta: float | None) -> float:
     """Returns the delta of a share: what is given, or in proportion to its epsilon.
 
     Raises:

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Self
 
 from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.discovery_planning import DiscoveryPlan, plan_discovery
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.privacy.shares import Share, Uncopyable
 from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE, Count
 from langchain_dpicl.released_counts import ReleasedCounts
 from langchain_dpicl.run_events import RunEvents, tells_refusals
@@ -222,7 +222,7 @@ class ValueDiscovery(_Counting):
     Formal guarantees:
       - What is released is (epsilon, delta)-DP for one unit, at the share's epsilon and delta, whatever values there
         are; nothing is promised to values that few units hold, and most of them stay unknown.
-      - Values leave in one public form (`privacy.unit_values.normalized`), the largest noisy count first.
+      - Values leave in one public form (`privacy.units.normalized`), the largest noisy count first.
 
     Declare the field among `fields`, with no labels; the found values are labels for `ReleasedCounts.redeclare`.
 

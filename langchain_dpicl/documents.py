@@ -22,6 +22,7 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
@@ -29,8 +30,7 @@ from langchain_dpicl.documents_planning import DocumentsPlan, TopicNoise, plan_d
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.shares import Reservation, Uncopyable
+from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.value_counts import Count
 from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id

@@ -30,7 +30,7 @@ from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.query_planning import plan_queries
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import FreeFormResult, Receipt

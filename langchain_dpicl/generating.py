@@ -16,10 +16,11 @@ from tqdm.auto import tqdm
 
 from langchain_dpicl.backends.aside import Aside, aside
 from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
 from langchain_dpicl.executors import Elsewhere, not_paid, taken_aside
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.run_events import RunEvents
 

@@ -27,13 +27,13 @@ from langchain_dpicl._voting_options import Votes, VotingTask, reader_of
 from langchain_dpicl._work_labels import LabelWork
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.executors import Elsewhere
 from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import Teachers as TeacherKind
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.ray_executor import ExecutorLike, as_executor
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.teachers import teachers_of

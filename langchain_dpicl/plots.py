@@ -1,7 +1,4 @@
-"""Pictures of a privacy report: what is reserved, by whom, and epsilon over delta. Public values only. [extra: plot]
-
-Draws what a report says and computes no price. matplotlib is imported when a picture is drawn, without a display.
-"""
+"""Draws pictures of a privacy report: what is reserved, by which component, and epsilon over delta."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.amounts import exact, round_down
 from langchain_dpicl.privacy.report_words import rounded_down, rounded_up
+
+# matplotlib is the extra `plot`; it is imported when a picture is drawn, and needs no display.
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ from langchain_dpicl.backends.walk import Ask, AtMost, Turn, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.receipts import Receipt, Source
 from langchain_dpicl.run_events import REFUSED, arecord_event, record_event

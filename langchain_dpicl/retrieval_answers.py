@@ -40,7 +40,7 @@ from langchain_dpicl.free_form import MOST_OWED, AnswerSpace, DPFreeFormRunnable
 from langchain_dpicl.participants import Question
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.querying import Exhausted
 from langchain_dpicl.retrieval import RetrievalRunnable
 from langchain_dpicl.retrieval_planning import RetrievalPlan, plan_retrieval

@@ -22,7 +22,7 @@ from langchain_dpicl._constructing import HidesInput
 from langchain_dpicl._wrappers import PassesOurErrors
 from langchain_dpicl.callbacks import check_config, check_configs, may_wait, resolve_budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError
-from langchain_dpicl.privacy.ledger import Reservation
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.run_events import RunEvents
 
 _HANDLES = ("private", "budget", "share")

@@ -19,11 +19,11 @@ from langchain_dpicl._training_options import ExampleFields, Validation
 from langchain_dpicl._tuning_models import engine_of
 from langchain_dpicl.backends.gradients import AskCheck
 from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.soft_prompt import Method, SoftPrompt, base_of
 from langchain_dpicl.training_planning import STEP_TEMPLATE, TrainingPlan, plan_training

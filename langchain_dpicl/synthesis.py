@@ -15,6 +15,7 @@ from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.blocks import Block
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import open_block
 from langchain_dpicl.deals import Deals
@@ -27,7 +28,7 @@ from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.ray_executor import ExecutorLike, as_executor
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import RunEvents, tells_refusals

@@ -22,8 +22,8 @@ from langchain_dpicl.labelling_planning import (
 )
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation, Share
 from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.samples import SecretSample, is_unanswered
 

@@ -21,10 +21,10 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.aggregation import ClippedGradientSum
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, step_release, training_tickets
 from langchain_dpicl.privacy.gradient_sums import MAX_GRADIENT_WIDTH
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
-from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE, step_release, training_tickets
 from langchain_dpicl.query_planning import with_noise_for
 
 __all__ = ["STEP_TEMPLATE", "TrainingCost", "TrainingPlan", "plan_training", "steps_of"]

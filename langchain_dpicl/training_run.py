@@ -22,6 +22,7 @@ from langchain_dpicl.backends.aside import Aside, aside
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
@@ -31,10 +32,9 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
+from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.shares import Uncopyable
-from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE
+from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.training_planning import TrainingPlan

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -25,7 +26,6 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.executors import Answer, Work
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.shares import Uncopyable
 from langchain_dpicl.stores import MemoKey, ReleaseMemo, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.memos import TURN_SECONDS

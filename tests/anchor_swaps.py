@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import LedgerStore
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.durable import DictAnchor
 
 

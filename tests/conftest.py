@@ -95,7 +95,7 @@ def pause_tracing(config: pytest.Config) -> None:
         return
     import langchain_dpicl.privacy as vault
 
-    for module in pkgutil.iter_modules(vault.__path__, f"{vault.__name__}."):
+    for module in pkgutil.walk_packages(vault.__path__, f"{vault.__name__}."):
         importlib.import_module(module.name)
     config.stash[TRACERS] = (sys.gettrace(), threading.gettrace())
     trace(None, None)

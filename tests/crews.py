@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.executors import Answer, Executor, Work
 from langchain_dpicl.labelling import PromptPATELabeler
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteMemo
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.working import Setup, Worker

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl._ledger_files import export_lines
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.events import GaussianEvent, SubsampledEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, next_record
+from langchain_dpicl.privacy.tickets import Ticket
 
 Change = Callable[[list[dict[str, Any]]], object]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import (
     ComposedEvent,
@@ -19,8 +20,9 @@ from langchain_dpicl.privacy.events import (
     ZCdpEvent,
 )
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 
 LABELS = ("a", "b")
 

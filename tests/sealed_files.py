@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.release_claims import CONTENT_DIGEST, with_content_digest
+from langchain_dpicl.privacy.tickets import Ticket
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

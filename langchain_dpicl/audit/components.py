@@ -18,10 +18,11 @@ from langchain_dpicl.audit.readers import (
     ReadTokens,
     ReadVotes,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS

@@ -19,12 +19,12 @@ from scipy import stats
 from langchain_dpicl.audit.bounds import ALARM, POWER, lowest
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.value_counts import Count, CountPlan
 

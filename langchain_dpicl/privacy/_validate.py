@@ -1,4 +1,4 @@
-"""Checks of public arguments, in one place. Never called with private values."""
+"""Checks public arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
+
+# Errors show the value found, so nothing here may be called with private values.
 
 Adjacency: TypeAlias = Literal["add_remove", "replace_one"]
 RowShape: TypeAlias = Literal["slots", "units"]

@@ -1,8 +1,4 @@
-"""Exact sums of public amounts, and names. Knows no data, no events and no ledger.
-
-A float stands for the decimal a person reads (`0.1` is one tenth), so ten shares of 0.1 fill a budget of 1 exactly.
-Rounding happens only where a sum becomes a float again, and the caller says which side is safe.
-"""
+"""Exact sums of public amounts, rounding to a stated side, and checks of public names."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import fail, plain_or_type
+
+# A float stands for the decimal that a person reads: ten shares of 0.1 fill a budget of 1 exactly.
 
 MAX_NAME_LENGTH = 200
 PRINTABLE = f"a printable string of 1 to {MAX_NAME_LENGTH} characters"

@@ -1,7 +1,4 @@
-"""Keeps the label of every unit that this process has bound, as keyed digests, so that a moved label is refused.
-
-Labels of one data set are priced in parallel, which holds only while each unit keeps its label.
-"""
+"""Keeps the label of every unit that this process has bound, as keyed digests, so that a moved label is refused."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ from typing import Any, Final, TypeAlias
 
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.units import Declaration, Units
+
+# Labels of one data set are priced in parallel, which holds only while each unit keeps its label.
 
 Found: TypeAlias = "str | Counter[str]"
 LabelsByUnit: TypeAlias = Mapping[bytes, Found]
@@ -36,10 +35,6 @@ def labels_by_unit(units: Units, declared: Declaration) -> LabelsByUnit:
 
     With `unit_key` a unit is known by its name. Without it a unit is one record, known by all its declared fields but
     the label; its position would change where records are put before it.
-
-    Args:
-      units: what the records became, before any of them is removed.
-      declared: how they were read.
     """
     found: dict[bytes, Found] = {}
     key = declared.label_key
@@ -54,12 +49,7 @@ def labels_by_unit(units: Units, declared: Declaration) -> LabelsByUnit:
 
 
 def has_moved(labels: LabelsByUnit, declared: Declaration) -> bool:
-    """Returns whether a unit has another label than this process has bound for it under the same declared name.
-
-    Args:
-      labels: of the new examples.
-      declared: their declaration.
-    """
+    """Returns whether a unit has another label than this process has bound for it under the same declared name."""
     if not _moved_on_one(labels, declared):
         return False
     gc.collect()  # a ledger in memory that nobody holds any more may wait for the collector
@@ -67,14 +57,7 @@ def has_moved(labels: LabelsByUnit, declared: Declaration) -> bool:
 
 
 def keep_bound(labels: LabelsByUnit, declared: Declaration, ledger_id: str, ledger: object | None) -> None:
-    """Keeps the labels of examples that a ledger took, as long as the ledger exists; removed units stay known.
-
-    Args:
-      labels: as `labels_by_unit` returned them.
-      declared: the declaration of the examples.
-      ledger_id: who took them.
-      ledger: what the ledger dies with, where it is in memory; None: it outlives the process.
-    """
+    """Keeps the labels of examples that a ledger took, as long as the ledger exists; removed units stay known."""
     if not labels:
         return
     alive = (lambda: True) if ledger is None else weakref.ref(ledger)

@@ -1,7 +1,4 @@
-"""The tickets of a store of synthetic documents: one histogram over all units, then texts by place of a topic.
-
-Knows no vocabulary and no noise. Places are declared before any topic is known, so that all tickets can be.
-"""
+"""Names the tickets of a store of synthetic documents: one histogram over all units, then texts by topic place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The opaque holder of private examples. Knows no ledger beyond its id, no sampling and no model.
-
-Content lives in closures: no attribute, repr, error or pickle of a `PrivateExamples` shows any of it, or how many
-records there are. The one way in is the private door `_pool`, which only the curator may use.
-"""
+"""Holds private examples so that only releases that a ledger paid for can read them."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
 from langchain_dpicl.privacy.bound_units import LabelsByUnit, has_moved, keep_bound, labels_by_unit
 from langchain_dpicl.privacy.pools import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, seal
-from langchain_dpicl.privacy.unit_values import forms_of
 from langchain_dpicl.privacy.units import (
     SPLIT_RULE,
     Declaration,
+    forms_of,
     make_declaration,
     read_units,
     relabelled,

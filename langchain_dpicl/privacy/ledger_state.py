@@ -1,8 +1,4 @@
-"""What the lines of a ledger add up to. Knows no store, no process and no accountant; sees public amounts only.
-
-One rule book for everybody: the same `apply` runs when a line is written, when another process's line is read and
-when a whole ledger is verified, so a line that breaks the rules is found wherever it comes from.
-"""
+"""Applies the lines of a ledger to its totals, by the one set of rules for writing, reading and verifying."""
 
 from __future__ import annotations
 
@@ -172,6 +168,7 @@ class LedgerState:
         terms = ShareTerms.from_dict(record.body)
         names = [component.name for component in terms.components]
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
+        # The event follows from the tickets; a line that says otherwise would charge for less than can be spent.
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
         epsilon, delta = self.spent
         epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
@@ -192,6 +189,7 @@ class LedgerState:
         slot: Slot = (body["template"], body["label"])
         count = check_int("count", body["count"], low=1)
         unit = unit_cost(component.kind, check_positive("amount", body["amount"]))
+        # Everything is checked before anything changes: a refused line leaves the state as it was.
         left = self._left[component.name, slot] - unit * count
         _require(left >= 0, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable

@@ -1,7 +1,4 @@
-"""Closes over the content of units: what opens a pool of them, removes one, or splits them anew. Knows no ledger.
-
-No attribute, repr, error, pickle or copy of anything in here shows content, or how much of it there is.
-"""
+"""Encloses the content of units in functions that open a pool of them, remove one, or split them anew."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
-from langchain_dpicl.exceptions import PrivateAccessError, RecordError
-from langchain_dpicl.privacy.unit_keywords import TopicSplit
+from langchain_dpicl.exceptions import PrivateAccessError
 from langchain_dpicl.privacy.units import Unit, Units, records_of
 
 T = TypeVar("T")
@@ -83,11 +79,7 @@ Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
 
 
 def seal(units: Units) -> Sealed:
-    """Closes over the content; only these three functions come out.
-
-    Args:
-      units: what the records became.
-    """
+    """Closes over the content; only these three functions come out."""
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
@@ -98,6 +90,7 @@ def seal(units: Units) -> Sealed:
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
 
     def remove(name: str) -> None:
+        # The position stays: which units other positions hold, and every sampling rate, must not change.
         position = units.positions.pop(name, None)
         if position is not None:
             units.contents[position] = ()
@@ -110,54 +103,6 @@ def seal(units: Units) -> Sealed:
 
 NO_SPLIT = "records: the units could not be split. Why is hidden; nothing was released or charged."
 """What is said of a split that failed, for whatever reason."""
-
-
-class LatePools:
-    """Opens all units at once, and those of a topic from the day on which the topics are known; for ever the same ones.
-
-    Formal guarantees:
-      - `assign` takes one split in its life: whoever opens the pool of a label reads the same units as anybody before.
-
-    Args:
-      open_all: opens the pool of all units.
-      redeclare: splits them.
-    """
-
-    __slots__ = ("_lock", "_opened", "_redeclare", "_split", "open_all")
-
-    def __init__(self, open_all: OpenPool, redeclare: Redeclare) -> None:
-        self.open_all, self._redeclare = open_all, redeclare
-        self._lock = threading.Lock()
-        self._split: TopicSplit | None = None
-        self._opened: OpenPool | None = None
-
-    def __call__(self, label: str | None) -> Pool:
-        """Opens the pool of a label, or of all units.
-
-        Raises:
-          PrivateAccessError: the topics are not known yet.
-        """
-        if label is None:
-            return self.open_all(None)
-        if self._opened is None:
-            raise PrivateAccessError("topics: expected released ones, found none yet. Release them first.")
-        return self._opened(label)
-
-    def assign(self, split: TopicSplit) -> None:
-        """Makes the split known, once; the same one again changes nothing.
-
-        Raises:
-          PrivateAccessError: another one is known.
-          RecordError: the units could not be split.
-        """
-        with self._lock:
-            if self._split is None:
-                self._opened = self._redeclare(split.labels, split.of)
-                if self._opened is None:
-                    raise RecordError(NO_SPLIT)
-                self._split = split
-            elif self._split != split:
-                raise PrivateAccessError("topics: expected those by which the units are split already, found others.")
 
 
 def _name_of(units: Units) -> Callable[[int], str]:

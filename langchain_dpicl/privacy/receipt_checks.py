@@ -1,31 +1,30 @@
-"""Holds a receipt against the ledger: a line that was handed out must still be there. Knows no answer and no record.
-
-No ledger in one place can tell that an older copy of it was put back; whoever kept a receipt can.
-"""
+"""Compares a receipt with the ledger, which must still hold the line that the receipt names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from langchain_dpicl.exceptions import LedgerRollbackError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.ledger_state import RESERVE
+from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
+
+# No ledger in one place can tell that an older copy of it was put back; the holder of a receipt can.
 
 _FIELDS = ("ledger_id", "entry", "entry_hash")
 
 
-def check_receipt(desk: Desk, receipt: Any) -> None:
-    """Does nothing where the ledger holds the line that the receipt names; see `Budget.check_receipt`."""
+def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count: Callable[[], int]) -> None:
+    """Refuses a receipt that names no line of a ledger of `count()` lines; see `Budget.check_receipt`."""
     ledger_id, entry, entry_hash = _read(receipt)
-    if ledger_id != desk.header.ledger_id:
-        msg = f"receipt: expected one of ledger {desk.header.ledger_id}, found one of {ledger_id}."
+    if ledger_id != header.ledger_id:
+        msg = f"receipt: expected one of ledger {header.ledger_id}, found one of {ledger_id}."
         raise PrivacyBudgetMismatchError(msg + " Open the ledger that it names.")
-    last = desk.refresh().seq
+    last = count()
     if entry is None:
         return
-    line = next(iter(desk.store.records(entry - 1)), None) if entry <= last else None
+    line = next(iter(store.records(entry - 1)), None) if entry <= last else None
     found = ""
     if line is None:
         found = f"{last} lines"
@@ -49,6 +48,3 @@ def _read(receipt: Any) -> tuple[str, int | None, str | None]:
         advice = "Give a receipt, a reservation, or a dict of these three."
         raise fail("receipt", f"{', '.join(_FIELDS)}", type(receipt).__name__, advice)
     return ledger_id, entry, entry_hash
-
-
-__all__ = ["check_receipt"]

@@ -1,4 +1,4 @@
-"""What a ledger says when it refuses: what was asked for, what remains, what to do. Knows no store and no process."""
+"""Builds the errors of a ledger's refusals: what was requested, what remains, what to do."""
 
 from __future__ import annotations
 

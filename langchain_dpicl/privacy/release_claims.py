@@ -1,4 +1,4 @@
-"""Checks what a saved release says of itself, pricing nothing: its content digest, and the claims of its report."""
+"""Checks what a saved release says of itself: its content digest and the claims of its report."""
 
 from __future__ import annotations
 

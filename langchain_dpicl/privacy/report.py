@@ -1,7 +1,4 @@
-"""What a budget was promised to, from public values only, and its verifier. Knows no records and no process.
-
-Never shows how much of a share was really used: realised counts, durations and stop positions stay in the ledger.
-"""
+"""The report of what a budget granted, from public values only, and the verifier that recomputes it."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_adjacency
+from langchain_dpicl.privacy.extensions.share_prices import share_price
 from langchain_dpicl.privacy.release_claims import (
     REPORT_FORMAT,
     baseline_epsilon,
@@ -53,7 +51,7 @@ from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
 from langchain_dpicl.privacy.shown_participation import participation_problems
 from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components, price
+from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components
 from langchain_dpicl.privacy.units import Declaration, make_declaration
 
 _SHOWN = (shown_problems, label_problems, training_problems, count_problems, document_problems, participation_problems)
@@ -338,7 +336,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
         problems.extend(origin_problems(datasets))
         for item in data["shares"]:
             terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
-            cost, _ = price(terms.components, delta=terms.delta, adjacency=adjacency)
+            cost, _ = share_price(terms.components, delta=terms.delta, adjacency=adjacency)
             shares.append((terms, cost))
             problems.extend(_share_problems(terms, cost, book, sealed_at=item["sealed_at"]))
         problems.extend(_table_problems(data, [terms for terms, _ in shares], book))

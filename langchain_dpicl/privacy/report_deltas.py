@@ -1,7 +1,4 @@
-"""What the shares of a report cost at other deltas. Knows no ledger, no store and no record.
-
-One guarantee holds at many deltas at once; a ledger's limit names one of them. Every entry is an upper bound.
-"""
+"""Bounds what the shares of a report cost at other deltas."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_positive, check_real, fail
 from langchain_dpicl.privacy.amounts import effective_delta, exact, round_down, round_up
+from langchain_dpicl.privacy.extensions.share_prices import share_price
 from langchain_dpicl.privacy.shown import RECOMPUTE_TOLERANCE
-from langchain_dpicl.privacy.tickets import ShareTerms, implementation_delta_of, price
+from langchain_dpicl.privacy.tickets import ShareTerms, implementation_delta_of
 
 MAX_ROWS = 200
 DEFAULT_SECONDS = 60.0
@@ -123,7 +121,7 @@ def _composed_price(shares: Sequence[ShareTerms], delta: float, *, adjacency: Ad
         gap = implementation_delta_of(share.components)
         if not part or effective_delta(part, gap) <= 0:
             return math.inf
-        cost, _ = price(share.components, delta=part, adjacency=adjacency, opinions=False)
+        cost, _ = share_price(share.components, delta=part, adjacency=adjacency, opinions=False)
         if cost == math.inf:
             return math.inf
         prices.append(cost)

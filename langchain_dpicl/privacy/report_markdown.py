@@ -1,7 +1,4 @@
-"""A report as Markdown, from its JSON form: every mechanism, opinion, parameter. Knows no ledger, share or price.
-
-Names and parameters are public, and still text that somebody chose: they stand in code spans, where nothing is markup.
-"""
+"""Renders a report as Markdown, with every mechanism, opinion and parameter."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from typing import Any
 
 from langchain_dpicl.privacy.report_text import bound_words, seen_by, size_words
 from langchain_dpicl.privacy.report_words import DIES, rounded_up, wrappers_words
+
+# Names and parameters are text that somebody chose: they stand in code spans, where nothing is markup.
 
 Json = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""A report for people to read in a terminal, from its JSON form. Knows no ledger, no share and no price."""
+"""Renders a report as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences of a report, and the versions of what priced it. Knows no ledger, no share and no price."""
+"""The sentences of a report, and the versions of the packages that priced it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a component holds: a share of tickets or a pool, and the reservations it takes from them.
-
-Knows no records and no accountant. Reserve (durable) -> burn, before the first private call -> commit, once the noised
-state is safe. What was reserved stays charged whatever happens, but for unburnt refundable tickets.
-"""
+"""Shares of a budget, and the reservations taken from them: reserve, burn before the first private call, commit."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ import threading
 from typing import Any, NoReturn, SupportsIndex
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import check_int, check_positive, fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, is_written, round_down
 from langchain_dpicl.privacy.desk import Desk, Standing
-from langchain_dpicl.privacy.events import Event, GaussianEvent, ZCdpEvent
+from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
 from langchain_dpicl.privacy.stores import LedgerRecord
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
@@ -159,7 +155,7 @@ class Reservation(Uncopyable):
         return f"Reservation({self.component!r}, {self.template!r}, label={self.label!r}, count={self.count})"
 
 
-class _Holding(Uncopyable):
+class Holding(Uncopyable):
     """What shares and pools have in common."""
 
     def __init__(self, desk: Desk, component: Component, standing: Standing) -> None:
@@ -217,7 +213,7 @@ class _Holding(Uncopyable):
         return f"{type(self).__name__}({self.component!r})"
 
 
-class Share(_Holding):
+class Share(Holding):
     """A component's tickets. Made by `Budget.declare`.
 
     Formal guarantees:
@@ -287,7 +283,7 @@ class Share(_Holding):
           template: which ticket.
           label: its label, if it has one.
           count: how many.
-          tenant: public name of who asks; the ledger counts each tenant's tickets. None: nobody in particular, "".
+          tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
 
         Raises:
@@ -307,67 +303,3 @@ class Share(_Holding):
             check_int("tenant_cap", tenant_cap, low=0)
         slot, refundable = (template, label), ticket.refundable
         return self._take(slot, count, event=ticket.event, refundable=refundable, tenant=tenant, cap=tenant_cap)
-
-
-class GdpPool(_Holding):
-    """A pool for Gaussian releases, never subsampled, whose noise is chosen on the way. Made by `Budget.gdp_pool`.
-
-    Formal guarantees:
-      - The sum of mu^2 over reserved releases never exceeds `mu`^2, so all of them together are `mu`-GDP however
-        adaptively they were chosen, provided each is `mu_i`-GDP given the past.
-
-    Source: Smith and Thakurta (2022); Koskela, Tobaben and Honkela (2023).
-    """
-
-    @property
-    def mu(self) -> float:
-        """The pool's limit."""
-        return float(self._component.limit or 0.0)
-
-    @property
-    def remaining_mu_squared(self) -> float:
-        """What is left of mu^2."""
-        return self._left(("gdp", None))
-
-    def reserve(self, *, mu: float, count: int = 1) -> Reservation:
-        """Charges `count` releases that are each `mu`-GDP: unsampled Gaussian noise of `1 / mu` sensitivities.
-
-        Raises:
-          PrivacyBudgetExceededError: requested and remaining are in mu^2.
-          ConfigurationError: mu or count is out of range.
-        """
-        check_int("count", count, low=1)
-        event = GaussianEvent(1 / check_positive("mu", mu))
-        return self._take(("gdp", None), count, amount=mu, event=event, refundable=True)
-
-
-class ZCdpPool(_Holding):
-    """A pool for zCDP releases whose parameters are chosen on the way. Made by `Budget.zcdp_pool`.
-
-    Formal guarantees:
-      - The sum of rho over reserved releases never exceeds `rho`, so all of them together are `rho`-zCDP however
-        adaptively they were chosen, provided each is `rho_i`-zCDP given the past.
-
-    Source: Whitehouse et al. (2023).
-    """
-
-    @property
-    def rho(self) -> float:
-        """The pool's limit."""
-        return float(self._component.limit or 0.0)
-
-    @property
-    def remaining_rho(self) -> float:
-        """What is left of rho."""
-        return self._left(("zcdp", None))
-
-    def reserve(self, *, rho: float, count: int = 1) -> Reservation:
-        """Charges `count` releases that are each `rho`-zCDP without subsampling.
-
-        Raises:
-          PrivacyBudgetExceededError: requested and remaining are in rho.
-          ConfigurationError: rho or count is out of range.
-        """
-        check_int("count", count, low=1)
-        event = ZCdpEvent(check_positive("rho", rho))
-        return self._take(("zcdp", None), count, amount=rho, event=event, refundable=True)

@@ -1,7 +1,4 @@
-"""What a component shows in a report, held against its tickets, its data set and its price. Knows no ledger or store.
-
-A report carries parameters for people beside the events that are priced; whoever edits one has to edit all.
-"""
+"""Verifies the parameters that a report shows of a component against its tickets, data set and price."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
 from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.extensions.share_prices import share_price
 from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism, mechanism_by_name
 from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
+from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts
 from langchain_dpicl.privacy.units import Declaration
 
 # Prices are rounded up at the seventh digit, which another machine's order of summation may move by one.
@@ -54,7 +52,7 @@ class Book:
 
 def own_cost(component: Component, book: Book) -> float:
     """Returns what a component's tickets cost by themselves, at its own delta."""
-    return price((component,), delta=check_delta(component.delta), adjacency=book.adjacency, opinions=False)[0]
+    return share_price((component,), delta=check_delta(component.delta), adjacency=book.adjacency, opinions=False)[0]
 
 
 def why(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""What a report shows of counts of values, held against tickets, share and price; and the counts beside it.
-
-Knows no ledger or store, and of counts no more than what they say of themselves.
-"""
+"""Verifies the parameters that a report shows of counts of values, and the counts that carry the report."""
 
 from __future__ import annotations
 

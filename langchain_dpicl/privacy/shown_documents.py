@@ -1,7 +1,4 @@
-"""What a report shows of a store of synthetic documents, held against tickets, share and price; and the documents.
-
-Knows no ledger or store. A store is one share with two steps, and each step is held against its own tickets.
-"""
+"""Verifies the parameters that a report shows of synthetic documents, and the documents that carry the report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a report shows of labels for public inputs, held against tickets, data set and price; and the labelled pool.
-
-Knows no ledger or store, and of a pool no more than its plan and what became of its inputs.
-"""
+"""Verifies the parameters that a report shows of labels for public inputs, and the pool that carries the report."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, check_pos
 from langchain_dpicl.privacy.bounded import GRID
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.label_tickets import TEACHERS, Teachers, label_release, label_tickets
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers, label_release, label_tickets
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why

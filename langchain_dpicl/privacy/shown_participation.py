@@ -1,4 +1,4 @@
-"""What a report shows of an individual filter, held against tickets, share and price. Knows no ledger, no balance."""
+"""Verifies the parameters that a report shows of an individual filter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a report shows of training steps, held against tickets, data set and price; and the prompt beside it.
-
-Knows no ledger or store, and of a prompt no more than the names of what it says of its training.
-"""
+"""Verifies the parameters that a report shows of training steps, and the prompt that carries the report."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, training_release, training_tickets
 from langchain_dpicl.privacy.gradient_sums import MAX_GRADIENT_WIDTH
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, why
 from langchain_dpicl.privacy.tickets import Component
-from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE, training_release, training_tickets
 
 PROMPT_FORMAT = "langchain-dpicl/soft-prompt"
 PROMPT_VERSION = 1

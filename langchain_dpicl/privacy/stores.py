@@ -1,8 +1,4 @@
-"""Where a ledger's records are kept: the hash-chained format, the store's Protocol, and a store in memory.
-
-Knows no budget rule: what a record means, and whether it may be written, is decided in `ledger_state.py`. Built for
-durable stores shared by many processes; time stamps inform and decide nothing.
-"""
+"""The hash-chained record format of a ledger, the protocol of its stores, and a store in memory."""
 
 from __future__ import annotations
 
@@ -260,41 +256,6 @@ class LedgerStore(Protocol):
 
         Raises:
           LedgerError: no header yet, a transaction inside a transaction, or the store failed.
-        """
-
-
-@runtime_checkable
-class LedgerAnchor(Protocol):
-    """Remembers how far a ledger has come, in a place that is not restored together with it.
-
-    Formal guarantees that an implementation gives:
-      - Once `write` has returned, `read` returns that line or a later one, in every process and after a crash.
-      - An older line never takes a newer one's place, and one line never another's of the same number: that is a
-        `LedgerRollbackError`, as two ledgers have gone on from one. What cannot be read or written is a
-        `LedgerUnavailableError`.
-
-    Attributes:
-      description: public words for reports and errors, for instance "file /var/lib/anchor.json".
-    """
-
-    @property
-    def description(self) -> str:
-        """Public words on where the anchor lives."""
-
-    def read(self, ledger_id: str) -> tuple[int, str] | None:
-        """Returns number and hash of the last line known of a ledger, or None if none was ever written.
-
-        Args:
-          ledger_id: random name of the ledger.
-        """
-
-    def write(self, ledger_id: str, seq: int, head: str) -> None:
-        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
-
-        Args:
-          ledger_id: random name of the ledger.
-          seq: number of the line.
-          head: hash of the line, hex.
         """
 
 

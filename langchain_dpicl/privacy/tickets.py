@@ -1,7 +1,4 @@
-"""What a component may do, as tickets, and what a share of the budget costs. Knows no records, store or process.
-
-The event of a share is computed from its tickets, never taken from the caller: what is charged is what can be spent.
-"""
+"""Tickets, components and share terms, and the price of a share, which is computed from its tickets."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_real, fail
-from langchain_dpicl.privacy.amounts import check_name, effective_delta, exact, round_up
+from langchain_dpicl.privacy.amounts import check_name, effective_delta
 from langchain_dpicl.privacy.events import (
     EVENT_TYPES,
     ComposedEvent,
@@ -114,10 +110,6 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
       - Tickets without a label compose; tickets of different labels run in parallel over the units of `partition`,
         tickets of one label compose inside their branch.
 
-    Args:
-      tickets: at least one; each (template, label) once.
-      partition: `dataset_id` whose declared labels split the units; required if a ticket has a label.
-
     Raises:
       ConfigurationError: no ticket, a repeated (template, label), or a label without a partition.
     """
@@ -190,14 +182,6 @@ class Component:
         if self.limit is None:
             return event_of_tickets(self.tickets, partition=self.partition)
         return GaussianEvent(1 / self.limit) if self.kind == "gdp" else ZCdpEvent(self.limit)
-
-    def as_pool(self) -> Component:
-        """Returns the pool that a share of this epsilon and delta holds: its mu or rho, rounded down."""
-        left = effective_delta(check_delta(self.delta), self.implementation_delta)
-        if left <= 0:
-            raise fail("delta", "more than implementation_delta", self.delta, "Raise delta or run fewer releases.")
-        size = accounting.gdp_mu if self.kind == "gdp" else accounting.zcdp_rho
-        return dataclasses.replace(self, limit=size(check_epsilon(self.epsilon), left))
 
     def ticket(self, template: str, label: str | None) -> Ticket:
         """Returns the ticket of a template and label.
@@ -297,6 +281,18 @@ def implementation_delta_of(components: Iterable[Component]) -> float:
     return math.fsum(component.implementation_delta for component in components)
 
 
+def delta_for_mechanisms(components: Iterable[Component], delta: float) -> float:
+    """Returns what `delta` leaves once the declared noise gaps are set aside.
+
+    Raises:
+      ConfigurationError: nothing.
+    """
+    left = effective_delta(delta, implementation_delta_of(components))
+    if left <= 0:
+        raise fail("delta", "more than the declared implementation_delta", delta, "Raise delta or run fewer releases.")
+    return left
+
+
 def price(
     components: Sequence[Component], *, delta: float, adjacency: Adjacency, opinions: bool = True
 ) -> tuple[float, dict[str, Any]]:
@@ -304,45 +300,17 @@ def price(
 
     Formal guarantees:
       - The declared implementation deltas are set aside first; the mechanisms are priced at the rest of `delta`.
-      - A pool is priced by the closed form of its own notion (GDP or zCDP), everything else by the accountants.
-      - Several components never cost more than the sum of their own shares, where those fit into `delta`.
       - `opinions=False` gives the same price without asking a second accountant.
 
     Raises:
       ConfigurationError: the implementation deltas leave nothing of `delta`.
       UnknownEventError: no theorem prices an event.
     """
-    left = effective_delta(delta, implementation_delta_of(components))
-    if left <= 0:
-        raise fail("delta", "more than the declared implementation_delta", delta, "Raise delta or run fewer releases.")
-    if len(components) == 1 and components[0].limit is not None:
-        return _pool_price(components[0].kind, components[0].limit, left)
+    left = delta_for_mechanisms(components, delta)
     event = event_of_components(components)
     bound = accounting.epsilon_bound(event, delta=left, adjacency=adjacency, opinions=opinions)
     heard = [{"name": o.name, "lower": _finite(o.lower), "upper": _finite(o.upper)} for o in bound.opinions]
-    pricing = {"engine": bound.engine, "opinions": heard, "skipped": list(bound.skipped)}
-    basic = _basic_price(components, delta, adjacency, below=bound.epsilon)
-    return (bound.epsilon, pricing) if basic is None else (basic, {**pricing, "engine": "sum of shares"})
-
-
-def _basic_price(components: Sequence[Component], delta: float, adjacency: Adjacency, *, below: float) -> float | None:
-    """Returns the sum of the components' own shares if it is valid at `delta` and below the joint price."""
-    asked = [(component.epsilon, component.delta) for component in components]
-    if len(asked) < 2 or any(epsilon is None or own is None for epsilon, own in asked):
-        return None
-    total = round_up(sum((exact(epsilon or 0.0) for epsilon, _ in asked), Fraction(0)))
-    if total >= below or sum((exact(own or 0.0) for _, own in asked), Fraction(0)) > exact(delta):
-        return None
-    for component in components:
-        cost, _ = price((component,), delta=component.delta or 0.0, adjacency=adjacency, opinions=False)
-        if cost > (component.epsilon or 0.0):
-            return None
-    return total
-
-
-def _pool_price(kind: Kind, limit: float, delta: float) -> tuple[float, dict[str, Any]]:
-    closed_form = accounting.gdp_epsilon if kind == "gdp" else accounting.zcdp_epsilon
-    return closed_form(limit, delta), {"engine": f"closed form ({kind})", "opinions": [], "skipped": []}
+    return bound.epsilon, {"engine": bound.engine, "opinions": heard, "skipped": list(bound.skipped)}
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,21 +1,67 @@
-"""Private examples that are split by topics which are released after the split was declared and paid for.
-
-Knows no ledger beyond its id, no noise and no model. Which topics there are may be learnt from the examples themselves,
-under noise; which unit has which of them is decided by looking at that unit alone.
-"""
+"""Private examples that are split by topics which are released after the split was declared and paid for."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from langchain_dpicl.exceptions import PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.pools import LatePools, Pool
+from langchain_dpicl.privacy.pools import NO_SPLIT, OpenPool, Pool, Redeclare
 from langchain_dpicl.privacy.unit_keywords import TopicSplit
 from langchain_dpicl.privacy.units import KEYWORDS, SPLIT_RULE, Declaration, make_declaration
 
 _NAMED = ", topics named"
+
+
+class LatePools:
+    """Opens all units at once, and those of a topic from the day on which the topics are known; for ever the same ones.
+
+    Formal guarantees:
+      - `assign` takes one split in its life: whoever opens the pool of a label reads the same units as anybody before.
+
+    Args:
+      open_all: opens the pool of all units.
+      redeclare: splits them.
+    """
+
+    __slots__ = ("_lock", "_opened", "_redeclare", "_split", "open_all")
+
+    def __init__(self, open_all: OpenPool, redeclare: Redeclare) -> None:
+        self.open_all, self._redeclare = open_all, redeclare
+        self._lock = threading.Lock()
+        self._split: TopicSplit | None = None
+        self._opened: OpenPool | None = None
+
+    def __call__(self, label: str | None) -> Pool:
+        """Opens the pool of a label, or of all units.
+
+        Raises:
+          PrivateAccessError: the topics are not known yet.
+        """
+        if label is None:
+            return self.open_all(None)
+        if self._opened is None:
+            raise PrivateAccessError("topics: expected released ones, found none yet. Release them first.")
+        return self._opened(label)
+
+    def assign(self, split: TopicSplit) -> None:
+        """Makes the split known, once; the same one again changes nothing.
+
+        Raises:
+          PrivateAccessError: another one is known.
+          RecordError: the units could not be split.
+        """
+        with self._lock:
+            if self._split is None:
+                self._opened = self._redeclare(split.labels, split.of)
+                if self._opened is None:
+                    raise RecordError(NO_SPLIT)
+                self._split = split
+            elif self._split != split:
+                raise PrivateAccessError("topics: expected those by which the units are split already, found others.")
 
 
 class TopicExamples(PrivateExamples):
@@ -34,9 +80,6 @@ class TopicExamples(PrivateExamples):
     def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  whatever they are
         """Refuses: topics that are named later are no part of another declaration, which could hide two splits.
 
-        Args:
-          **declared: of `PrivateExamples.redeclared`.
-
         Raises:
           ConfigurationError: always.
         """
@@ -48,9 +91,6 @@ class TopicExamples(PrivateExamples):
 
         A unit belongs to the first of `topics` that occurs in its texts (`TopicSplit`), or to none; topic i has the
         i-th declared place. Bind what is returned: the ledger then refuses other topics for this split.
-
-        Args:
-          topics: released, in the order in which they are looked for; at most as many as places.
 
         Raises:
           ConfigurationError: the topics are no vocabulary of that size.
@@ -86,12 +126,6 @@ def split_by_topics(
     """Declares the same units again, split by topics that `TopicExamples.name_topics` names later.
 
     The same declaration again is the same object, with the topics that it has.
-
-    Args:
-      private: the examples, declared without labels.
-      dataset_id: public name of this declaration, another one than before.
-      topic_key: field that will hold the topic of a record; none that is declared.
-      public_size: declared number of units by place; the places are the labels.
 
     Raises:
       ConfigurationError: a public argument is out of range, or the examples have labels.

@@ -1,8 +1,4 @@
-"""Which keywords of a public vocabulary one unit stands for, and which released topic, by rules that look at that unit
-alone. Knows no noise and no ledger.
-
-What a keyword histogram can move by lives here. Everything handles private content; a fault of it counts as no keyword.
-"""
+"""Finds which keywords of a public vocabulary, or which released topic, a unit stands for."""
 
 from __future__ import annotations
 

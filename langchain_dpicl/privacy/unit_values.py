@@ -1,61 +1,20 @@
-"""Which values of a field one unit stands for, by a rule that looks at that unit alone. Knows no noise and no ledger.
-
-What a count of values can move by lives here. Everything handles private content; a fault of it counts as no value.
-"""
+"""Finds which values of a field a unit stands for, and how far counts of them can move."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, fail
-from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, check_name
+from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.bounded import Closed
+from langchain_dpicl.privacy.units import forms_of, normalized
 
 UNITS = "units"
 """The one value of every unit, where units are counted and no field is."""
-
-
-def normalized(text: str, *, fold_case: bool = True) -> str:
-    r"""Returns the form in which texts of a value are compared and released; "" if nothing of it can be shown.
-
-    The public rule: Unicode NFKC, upper and lower case made one, what cannot be printed and runs of white space made
-    one space, none at the ends, at most 200 characters.
-
-    Args:
-      text: as it stands in a record.
-      fold_case: whether upper and lower case are made one.
-
-    >>> normalized("  Christopher\tNOLAN ")
-    'christopher nolan'
-    """
-    form = unicodedata.normalize("NFKC", text)
-    if fold_case:
-        form = unicodedata.normalize("NFKC", form.casefold())
-    words = "".join(letter if letter.isprintable() else " " for letter in form).split()
-    return " ".join(words)[:MAX_NAME_LENGTH].rstrip()
-
-
-def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
-    """Returns declared values by the form in which they are compared.
-
-    Args:
-      values: public, in order.
-      fold_case: whether upper and lower case are made one.
-
-    Raises:
-      ConfigurationError: there are none, one is no name, or two are one by the rule.
-    """
-    listed = tuple(check_name("values", value) for value in values)
-    known = {normalized(value, fold_case=fold_case): value for value in listed}
-    if not listed or len(known) != len(listed) or "" in known:
-        advice = "Values that differ in case or white space alone are one: declare it once, or keep the case."
-        raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
-    return known
 
 
 class _AtMost(Closed):

@@ -1,11 +1,8 @@
-"""From records to units, each with one label. Knows no ledger, no sampling and no model.
-
-Everything here handles private content and runs only while `PrivateExamples` is built. A fault is returned as a
-value, never raised: whoever raises it does so from a frame that holds no record.
-"""
+"""Reads records into units, each with one label, by rules that look at one unit alone."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +10,9 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.unit_values import normalized
+from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, check_name
+
+# A fault of a record is returned as a value, never raised: the caller raises it from a frame that holds no record.
 
 Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
@@ -279,15 +277,42 @@ def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
     return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
 
 
-def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
-    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label.
+def normalized(text: str, *, fold_case: bool = True) -> str:
+    r"""Returns the form in which texts of a value are compared and released; "" if nothing of it can be shown.
+
+    The public rule: Unicode NFKC, upper and lower case made one, what cannot be printed and runs of white space made
+    one space, none at the ends, at most 200 characters.
 
     Args:
-      unit: its records.
-      declared: with a label key.
-      forms: each declared label by its form; see `unit_values.normalized`.
-      fold_case: as for the forms.
+      text: as it stands in a record.
+      fold_case: whether upper and lower case are made one.
+
+    >>> normalized("  Christopher\tNOLAN ")
+    'christopher nolan'
     """
+    form = unicodedata.normalize("NFKC", text)
+    if fold_case:
+        form = unicodedata.normalize("NFKC", form.casefold())
+    words = "".join(letter if letter.isprintable() else " " for letter in form).split()
+    return " ".join(words)[:MAX_NAME_LENGTH].rstrip()
+
+
+def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
+    """Returns declared values by the form in which they are compared.
+
+    Raises:
+      ConfigurationError: there are none, one is no name, or two are one by the rule.
+    """
+    listed = tuple(check_name("values", value) for value in values)
+    known = {normalized(value, fold_case=fold_case): value for value in listed}
+    if not listed or len(known) != len(listed) or "" in known:
+        advice = "Values that differ in case or white space alone are one: declare it once, or keep the case."
+        raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
+    return known
+
+
+def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
+    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label."""
     key = declared.label_key or ""
     found = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
     labels = [label for label in found if label is not None]

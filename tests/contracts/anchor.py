@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Ticket
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerAnchor
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import use_simple_prices
 
 LEDGER, OTHER = "a" * 32, "b" * 32

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.stores import LedgerStore
 from tests.ledgers import private
 

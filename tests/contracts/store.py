@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.contracts.bindings import BindingContract
 from tests.ledgers import use_simple_prices
 

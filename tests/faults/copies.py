@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.faults.counts import Count, Violation, require
 from tests.faults.places import SQLitePlace, Terms, reserved

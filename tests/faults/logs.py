@@ -7,8 +7,8 @@ import random
 import shutil
 from pathlib import Path
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.faults.counts import Count, require
 from tests.faults.places import SQLitePlace, Terms

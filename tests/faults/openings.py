@@ -7,13 +7,13 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerUnavailableError,
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteStore
 from tests import ledgers
 from tests.faults.counts import Count, Violation, require

@@ -8,9 +8,9 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, PrivacyBudgetError
 from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.faults.counts import Count, require

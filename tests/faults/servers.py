@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
-from langchain_dpicl.privacy.ledger import Budget, Share
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.stores.postgres import PostgresStore
 from tests.faults.counts import Count, require
 from tests.faults.places import Terms, reserved, settled

@@ -13,6 +13,7 @@ import pytest
 
 from langchain_dpicl.privacy import desk, stores
 from langchain_dpicl.privacy.desk import Desk
+from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter
 from langchain_dpicl.stores import FileAnchor, _rows, _sqlite_file, sqlite
 from langchain_dpicl.stores._rows import Head
 from langchain_dpicl.stores._sqlite_link import Link
@@ -125,7 +126,7 @@ def lines_not_hashed_again(patch: Patch) -> None:
 
 def anchor_not_asked(patch: Patch) -> None:
     """An anchor is written and never compared."""
-    patch.setattr(Desk, "_check_known", lambda *_: None)
+    patch.setattr(AnchoredWriter, "_check_known", lambda *_: None)
 
 
 def anchor_set_back(patch: Patch) -> None:

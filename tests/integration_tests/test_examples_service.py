@@ -129,7 +129,7 @@ async def test_two_services_on_one_ledger_grant_what_one_would(
 ) -> None:
     service.MAX_QUERIES, service.TENANT_QUERIES = 20, 3
     async with running(service, ledger) as one:
-        monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
         async with running(service, ledger) as other:
             both = await asyncio.gather(one.ask_at_once("acme", 5), other.ask_at_once("acme", 5))
             assert both[0] + both[1] == {200: 3, 429: 7}
@@ -142,7 +142,7 @@ async def test_a_restart_goes_on_where_the_ledger_stands(
 ) -> None:
     async with running(service, ledger) as client:
         receipt = (await client.ask("question?")).json()["receipt"]
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
     async with running(service, ledger) as client:
         assert (await client.send("GET", "/budget")).json()["service"]["answers_left"] == 7
         client.app.state.service.budget.budget.check_receipt(receipt)

@@ -7,11 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import _postgres_schema
 from langchain_dpicl.stores.postgres import PostgresStore
 from tests.ledgers import private
@@ -71,7 +71,7 @@ class TestBindings:
         stores = [PostgresStore.new(**where, name=name) for name in ("first", "second")]
         one, other = (Budget(epsilon=1.0, delta=1e-6, store=store) for store in stores)
         one.bind(declared(bound_first))
-        monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
         for name in ("d", "again", "third"):
             with pytest.raises(PrivacyBudgetMismatchError, match="bound to another"):
                 other.bind(declared(name))

@@ -17,14 +17,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerRollbackError,
     LedgerUnavailableError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.stores import LedgerAnchor
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.stores import FileAnchor
 from langchain_dpicl.stores._postgres_schema import Tables
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.stores import LedgerStore
 from langchain_dpicl.stores import _postgres_link, _postgres_schema, new_store, open_store
 from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore

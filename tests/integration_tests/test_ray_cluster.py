@@ -21,12 +21,12 @@ import pytest
 from scipy.stats import binom
 
 from langchain_dpicl._work_texts import TextWork
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.ledger_state import COMMIT, RESERVE
 from langchain_dpicl.ray_executor import RayExecutor
 from langchain_dpicl.stores.postgres_memo import PostgresMemo

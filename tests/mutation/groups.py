@@ -6,8 +6,10 @@ VAULT = "langchain_dpicl/privacy"
 
 GROUPS = {
     "ledger": (
-        "ledger", "ledger_state", "desk", "shares", "tickets", "stores", "promises",
-        "amounts", "anchored", "refusals", "receipt_checks",
+        "ledger/budget", "ledger_state", "desk", "shares", "tickets", "stores", "promises",
+        "amounts", "refusals", "receipt_checks",
+        "extensions/adaptive_pools", "extensions/joint_plans", "extensions/ledger_anchor", "extensions/ledger_outages",
+        "extensions/share_prices",
     ),
     "accounting": (
         "accounting", "_prices", "_engine", "_grid", "_terms", "_profiles", "_search", "_allocation", "events",

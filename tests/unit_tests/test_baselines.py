@@ -15,9 +15,9 @@ from langchain_dpicl.baselines import (
     label_votes_without_privacy,
     real_demonstrations_without_privacy,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from tests.doubles import WORDS
 
 RECORDS = [{"text": "my card was declined", "topic": "card"}] * 40 + [

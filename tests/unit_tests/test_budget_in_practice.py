@@ -39,7 +39,7 @@ def restarted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Budget]:
     """Opens a ledger as a new process does, which has seen no examples yet."""
 
     def restart(path: Path) -> Budget:
-        monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
         return Budget.open(SQLiteStore(path))
 
     return restart

@@ -26,8 +26,8 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.events import PureEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Ticket
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import use_simple_prices
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from langchain_dpicl._cli_ledger import redacted
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli import main
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.stores import FileAnchor, SQLiteStore, open_store
 from tests.ledger_files import body_of, forged, spend

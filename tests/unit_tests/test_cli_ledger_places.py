@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli import main
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteStore
 from tests.ledger_files import exported, spend
 

@@ -17,6 +17,7 @@ import pytest
 
 from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, PromptPATELabeler, blocks, samples
 from langchain_dpicl.backends.fake import word_copier
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.curator import open_block
 from langchain_dpicl.deals import Deals
 from langchain_dpicl.exceptions import (
@@ -37,7 +38,6 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import GumbelMechanism
 from langchain_dpicl.privacy.sampling import AllocatedSlots, assign
 from langchain_dpicl.privacy.shares import Reservation

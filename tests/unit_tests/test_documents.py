@@ -40,9 +40,9 @@ from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE
 from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.pools import Pool
 from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.shares import Reservation

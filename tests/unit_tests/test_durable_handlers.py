@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples, get_privacy_budget_callback
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -21,7 +22,6 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     TenantCapExceededError,
 )
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.durable import DictAnchor, WatchedStore
@@ -300,7 +300,7 @@ import json, sys
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Ticket
+from langchain_dpicl.privacy.tickets import Ticket
 
 handler = PrivacyBudgetCallbackHandler.open(sys.argv[1])
 for given in json.loads(sys.argv[2]):

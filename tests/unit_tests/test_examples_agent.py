@@ -48,7 +48,7 @@ def test_the_example_spends_one_ticket_over_a_retry_an_interrupt_another_process
     assert shown.count("queries_left=19 of 20") == 3
     assert "mail       sent at try 2 ..." in shown
     (said,) = [label for label in agent.LABELS if f"This is for the team {label!r}." in shown]
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
     agent.main([*options, "--create-agent"])
     again = capsys.readouterr().out
     assert f"This is for the team {said!r}." in again
@@ -146,7 +146,7 @@ def test_another_process_resumes_the_example_for_free_and_a_fragile_graph_pays_a
 
     left = []
     for given in (ASKED if shape == "example" else {}, Command(resume=True)):
-        monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
         budget = PrivacyBudgetCallbackHandler.open(place)
         voter = agent.make_voter(budget, memo=tmp_path / "memo.db" if "memo" in shape else None)
         graph_of(voter).invoke(given, THREAD)

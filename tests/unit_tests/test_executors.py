@@ -19,6 +19,7 @@ from langchain_core.stores import InMemoryByteStore
 
 from langchain_dpicl._work_texts import TextWork
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -32,8 +33,8 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.executors import MOST_DEATHS, Answer
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.ledger_state import COMMIT, RESERVE
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.working import Setup, Worker, Workplace

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import langchain_dpicl.labelled_pool as room
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEntry
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.labelling_doubles import labeler
 from tests.sealed_files import paid, resealed
 

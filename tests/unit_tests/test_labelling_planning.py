@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import signal
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelling_planning import (
     TEACHERS,
@@ -31,7 +32,6 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS
 from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonUnits
 from langchain_dpicl.query_planning import plan_queries, query_signal

@@ -12,9 +12,9 @@ import pytest
 
 from langchain_dpicl._ledger_checks import check_ledger, read_receipts
 from langchain_dpicl._ledger_files import export_lines, is_export, read_export
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
 from langchain_dpicl.receipts import Receipt

@@ -37,9 +37,8 @@ FEWEST_WORDS = 20
 
 def closed_classes() -> dict[str, type]:
     """Returns every class of the vault that nobody may derive from, and every event, by name."""
-    modules = [
-        f"langchain_dpicl.privacy.{found.name}" for found in pkgutil.iter_modules(langchain_dpicl.privacy.__path__)
-    ]
+    vault = langchain_dpicl.privacy
+    modules = [found.name for found in pkgutil.walk_packages(vault.__path__, f"{vault.__name__}.")]
     values = [value for module in modules for value in vars(importlib.import_module(module)).values()]
     closed = [value for value in values if isinstance(value, type) and issubclass(value, Closed)]
     proved = [cls for cls in [*EVENT_TYPES, *closed] if cls not in VALUES and not cls.__name__.startswith("_")]

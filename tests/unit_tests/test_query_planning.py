@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import query_planning
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.aggregation import KeywordSum, ProbabilitySum, UnitVectorSum, VoteSum
@@ -22,7 +23,6 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms import MECHANISMS, GaussianMechanism, GumbelMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits

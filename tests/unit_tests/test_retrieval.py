@@ -31,8 +31,8 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
+from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores.balances import SQLiteBalances

@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.participants import Question
-from langchain_dpicl.privacy import ledger
+from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import remember_prices

@@ -44,7 +44,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Ticket
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.run_events import (
     CHARGED,
     REFUSED,

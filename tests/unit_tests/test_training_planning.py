@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SampledBallEvent, SubsampledEvent
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.query_planning import plan_queries
 from langchain_dpicl.training_planning import TrainingPlan, plan_training, steps_of

@@ -18,10 +18,10 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.silent import RetryPolicy
 from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.classification import LabelClassifier
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.scripted_models import (
     ScriptedChat,

@@ -19,10 +19,10 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.resolve import TEXT_ONLY, as_backend, as_choice_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, fixed, spread
 from tests.unit_tests.backends.test_texts import TextChat, TextLLM, saying

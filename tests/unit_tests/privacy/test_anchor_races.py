@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.privacy.shares import Reservation, Share
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore
 from tests.ledgers import budget, share_of, tickets, use_simple_prices
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerRollbackError,
     LedgerUnavailableError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.privacy import desk
-from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.shares import Reservation
-from langchain_dpicl.privacy.stores import LedgerAnchor
+from langchain_dpicl.privacy.extensions import ledger_outages
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+from langchain_dpicl.privacy.shares import Reservation, Share
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore, on, spent
 from tests.ledgers import budget, share_of, use_simple_prices
 
@@ -419,7 +419,7 @@ def test_closing_a_budget_closes_its_store() -> None:
 def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
     patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "PATIENCE", patience)
+    monkeypatch.setattr(ledger_outages, "PATIENCE", patience)
     store = WatchedStore()
     share = taken(budget(store=store))
     share.reserve("t")

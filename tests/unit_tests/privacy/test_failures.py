@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl._ledger_checks import check_ledger
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError, UnknownEventError
 from langchain_dpicl.privacy import accounting
@@ -29,8 +30,8 @@ from langchain_dpicl.privacy.events import (
     ZCdpEvent,
 )
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests import audit_plants as plant
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy.events import BoundedRangeEvent, GaussianEvent, PureEvent, RepeatedEvent, ZCdpEvent
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import records, use_simple_prices
 
 HUGE = {"2^63": 2**63, "beyond floats": 10**400, "beyond spelling": 10**5000, "beyond spelling, negative": -(10**5000)}

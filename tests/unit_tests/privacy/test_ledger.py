@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -38,9 +39,9 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Ticket, event_of_tickets
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import InMemoryStore
-from langchain_dpicl.privacy.tickets import Component, ShareTerms
+from langchain_dpicl.privacy.tickets import Component, ShareTerms, Ticket, event_of_tickets
 from tests.ledgers import LABELS, budget, private, records, share_of, tickets, use_simple_prices
 
 
@@ -581,9 +582,9 @@ def test_another_process_must_declare_the_data_set_alike(
 ) -> None:
     store = InMemoryStore()
     budget(store=store).bind(private())
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})  # what another process knows
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
     Budget.open(store).bind(private())
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger._IDENTITIES", {})
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
     with pytest.raises(PrivacyBudgetMismatchError, match="declaration"):
         Budget.open(store).bind(private(**change))
     assert [kind for kind, _ in records(store)] == ["bind"]

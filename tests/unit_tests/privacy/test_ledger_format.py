@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import stores
 from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, PureEvent, canonical_json
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, next_record
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import budget, private, share_of, use_simple_prices
 
 STAMP = "2026-01-02T03:04:05+00:00"

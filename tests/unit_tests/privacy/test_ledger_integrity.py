@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     LedgerError,
     PrivacyBudgetExceededError,
@@ -20,8 +21,8 @@ from langchain_dpicl.privacy.events import (
     PureEvent,
     canonical_json,
 )
-from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.ledger_state import LedgerState
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerRecord, _Line
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 from tests.contracts.store import forged

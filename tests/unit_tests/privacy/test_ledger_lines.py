@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.ledger_state import LedgerState
 from langchain_dpicl.privacy.stores import InMemoryStore, next_record
 from tests.ledgers import tickets, use_simple_prices

@@ -11,6 +11,7 @@ import pytest
 from scipy import integrate
 from scipy.stats import norm
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     PrivacyBudgetExceededError,
@@ -26,8 +27,9 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
+from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import budget, records, share_of, tickets, use_simple_prices
 
 

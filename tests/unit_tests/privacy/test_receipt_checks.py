@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -15,9 +16,8 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.ledger_state import OpenReservation
-from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.receipts import Receipt
 from tests.durable import UNAVAILABLE, WatchedStore, on

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from langchain_dpicl import Budget, ConfigurationError, DemonstrationSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
-from langchain_dpicl.privacy import ledger, units
+from langchain_dpicl.privacy import units
+from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.stores import SQLiteStore
 

@@ -25,8 +25,8 @@ from langchain_dpicl import (
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.ledger import Ticket
 from langchain_dpicl.privacy.release_claims import check_claims, content_digest, json_digest, report_digest
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.released_documents import SyntheticText
 from langchain_dpicl.soft_prompt import OURS
 from tests.gradient_doubles import LogisticEngine

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.row_design import RowDesign
 from tests.ledgers import use_simple_prices
 from tests.sealed_files import sealed

@@ -13,13 +13,14 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import report_deltas
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound, gdp_epsilon, zcdp_epsilon
 from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, PureEvent, RepeatedEvent, canonical_json
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.report_deltas import METHOD, NO_BOUND, default_deltas
+from langchain_dpicl.privacy.tickets import Ticket
 
 DELTAS = (1e-12, 1e-9, 3e-8, 1e-6, 1e-5)
 
@@ -142,7 +143,7 @@ def use_prices(monkeypatch: pytest.MonkeyPatch, cost: Callable[[float], float]) 
         asked.append(delta)
         return cost(delta), {}
 
-    monkeypatch.setattr(report_deltas, "price", price)
+    monkeypatch.setattr(report_deltas, "share_price", price)
     return asked
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
@@ -21,8 +22,7 @@ from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.events import Event, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.label_tickets import label_release
-from langchain_dpicl.privacy.ledger import Budget
+from langchain_dpicl.privacy.extensions.label_tickets import label_release
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.row_design import RowDesign
 from tests.labelling_doubles import MECHANISMS, TEACHERS, examples, house, labeler

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.report_markdown import code, event_words, markdown_of
 from langchain_dpicl.privacy.report_text import text_of
 from langchain_dpicl.privacy.report_words import rounded_down, rounded_up
+from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import use_simple_prices
 
 OLD = Path(__file__).with_name("report_without_packages.json")

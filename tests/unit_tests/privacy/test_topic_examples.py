@@ -10,7 +10,8 @@ import pytest
 
 from langchain_dpicl import Budget, ConfigurationError, PrivateExamples, verify_report
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
-from langchain_dpicl.privacy import ledger, pools
+from langchain_dpicl.privacy import pools
+from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
 from langchain_dpicl.stores import SQLiteStore
 

@@ -33,7 +33,8 @@ from langchain_dpicl.privacy.events import (
     event_to_dict,
 )
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.unit_values import UNITS, UnitValues, normalized
+from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
+from langchain_dpicl.privacy.units import normalized
 from langchain_dpicl.privacy.value_counts import (
     CountPlan,
     DiscreteLaplaceMechanism,

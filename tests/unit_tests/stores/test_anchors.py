@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.privacy.stores import LedgerAnchor
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.stores import FileAnchor, anchors
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child

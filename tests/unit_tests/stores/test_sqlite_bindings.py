@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteStore, _sqlite_file
 from tests.faults.rot import unguarded
 from tests.ledgers import private

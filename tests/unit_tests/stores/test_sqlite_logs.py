@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import langchain_dpicl
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.stores import SQLiteStore, _sqlite_link, _sqlite_logs
 from tests.contracts.store import in_child
 from tests.ledgers import tickets, use_simple_prices

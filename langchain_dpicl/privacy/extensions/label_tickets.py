@@ -1,7 +1,4 @@
-"""Which tickets labels for public inputs take, and the release behind them read back from a report. Knows no price.
-
-Never sees data: plans make their tickets here, and a verifier makes them anew from what a report shows.
-"""
+"""Makes the tickets of labels for public inputs, and rebuilds their release from a report."""
 
 from __future__ import annotations
 
@@ -45,12 +42,6 @@ def label_tickets(
       - "one_sample": one ticket of `release.block_event(max_queries, max_answers)`.
       - "fixed": as "fresh", on teachers that nothing amplifies; with Confident-GNMax a ticket of its test for each
         input, and `max_answers` tickets of its answer.
-
-    Args:
-      release: one label.
-      teachers: how they are drawn.
-      max_queries: inputs that are paid for.
-      max_answers: labels that are paid for where tests are paid for apart; None: as many as there are inputs.
     """
     mechanism = release.mechanism
     if teachers == "one_sample":

@@ -1,7 +1,4 @@
-"""Which tickets training steps take, and the release behind them read back from a report. Knows no price.
-
-Never sees data: plans make their tickets here, and a verifier makes them anew from what a report shows.
-"""
+"""Makes the tickets of training steps, and rebuilds their release from a report."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.privacy.extensions.label_tickets import label_release
 from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum
-from langchain_dpicl.privacy.label_tickets import label_release
 from langchain_dpicl.privacy.mechanisms import GaussianMechanism
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import PoissonUnits
@@ -24,12 +21,6 @@ def step_release(
     *, sampling_rate: float, l2_clip_norm: float, noise_multiplier: float, adjacency: Adjacency
 ) -> ReleasePlan:
     """Returns how one training step is released: the noisy sum of the clipped gradients of a fresh Poisson sample.
-
-    Args:
-      sampling_rate: probability that a unit is in the sample.
-      l2_clip_norm: the length that no unit's gradient exceeds.
-      noise_multiplier: noise over the L2 sensitivity of the sum.
-      adjacency: neighbouring relation.
 
     Raises:
       ConfigurationError: a parameter out of range.
@@ -47,10 +38,6 @@ def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
 
     Formal guarantees:
       - One ticket of `release.block_event(1)` for each step: a fresh secret sample every time.
-
-    Args:
-      release: one step.
-      steps: how many are paid for.
     """
     event = release.block_event(1)
     return (Ticket(template=STEP_TEMPLATE, event=event, max_count=check_int("steps", steps, low=1), refundable=True),)

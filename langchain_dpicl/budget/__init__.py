@@ -1,0 +1,1 @@
+"""The budget that users hold, on top of the ledger and its reports."""

@@ -1,0 +1,1 @@
+"""What stands beside the core: imported only by the components that use it, never by the core."""

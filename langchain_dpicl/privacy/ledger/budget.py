@@ -1,0 +1,264 @@
+"""Binds private examples to a ledger and grants shares of its budget."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy.desk import Desk
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.promises import Promises
+from langchain_dpicl.privacy.shares import Share, Uncopyable
+from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.tickets import Component, Ticket, event_of_tickets
+
+# Which examples a dataset_id means on a ledger, for this process: every budget object on one store has to agree.
+_IDENTITIES: dict[tuple[str, str], object] = {}
+
+
+class LedgerBudget(Uncopyable):
+    """The privacy budget of all examples bound to one ledger.
+
+    Formal guarantees:
+      - The epsilons of all shares never add to more than `epsilon`, nor their deltas to more than `delta`, in this
+        and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
+      - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
+        stays valid when components, their parameters and their order are chosen from earlier releases.
+      - Nothing is granted if the ledger cannot be read, verified or written.
+
+    Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        adjacency: Adjacency = "add_remove",
+        store: LedgerStore | None = None,
+        name: str = "budget",
+    ) -> None:
+        wanted = LedgerHeader(
+            ledger_id=uuid.uuid4().hex,
+            name=check_name("name", name),
+            epsilon=check_epsilon(epsilon),
+            delta=check_delta(delta),
+            adjacency=check_adjacency(adjacency),
+        )
+        self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
+        found = self._store.header() or self._created(wanted)
+        limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(found, f) != getattr(wanted, f)]
+        if limits:
+            msg = f"store: expected a ledger with the limits given, found other {limits}."
+            advice = "Take its own: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
+            raise PrivacyBudgetMismatchError(f"{msg} {advice}")
+        self._desk = self._opened(found)
+        self._promises = self._declared(self._desk)
+
+    # A subclass may write the ledger with more checks, and admit shares in more ways.
+
+    def _created(self, wanted: LedgerHeader) -> LedgerHeader:
+        """Makes the ledger; returns the header that stands."""
+        return self._store.create(wanted)
+
+    def _opened(self, header: LedgerHeader) -> Desk:
+        """Reads the whole ledger; returns what writes it from now on."""
+        desk = Desk(self._store, header)
+        desk.refresh()
+        return desk
+
+    def _declared(self, desk: Desk) -> Promises:
+        """Returns the empty list of the shares of this process."""
+        return Promises(desk)
+
+    @property
+    def ledger_id(self) -> str:
+        """Random name of the ledger; examples are bound to it."""
+        return self._desk.header.ledger_id
+
+    @property
+    def name(self) -> str:
+        """Public name for reports."""
+        return self._desk.header.name
+
+    @property
+    def epsilon(self) -> float:
+        """Limit of the whole ledger."""
+        return self._desk.header.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Limit of the whole ledger."""
+        return self._desk.header.delta
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation of everything on this ledger."""
+        return self._desk.header.adjacency
+
+    @property
+    def durable(self) -> bool:
+        """Whether the ledger survives this process."""
+        return self._store.durable
+
+    @property
+    def remaining_epsilon(self) -> float:
+        """Epsilon not yet promised to a share, sealed by any process or declared in this one."""
+        return round_down(self._promises.room()[0])
+
+    @property
+    def remaining_delta(self) -> float:
+        """Delta not yet promised to a share."""
+        return round_down(self._promises.room()[1])
+
+    def default_delta(self, epsilon: float) -> float:
+        """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
+
+        Args:
+          epsilon: of the share.
+
+        Raises:
+          ConfigurationError: epsilon is no finite number above 0.
+        """
+        return round_down(exact(self.delta) * exact(check_epsilon(epsilon)) / exact(self.epsilon))
+
+    def bind(self, private: PrivateExamples) -> None:
+        """Binds private examples to this ledger, once and for ever; again for the same object changes nothing.
+
+        Args:
+          private: the examples; they can be bound to one ledger alone.
+
+        Raises:
+          ConfigurationError: they are none, or delta is above 1/(10 * public_size).
+          PrivacyBudgetMismatchError: they belong to another ledger, or `dataset_id` names other examples here.
+          PrivateAccessError: they were opened without privacy before.
+        """
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        private.check_delta(self.delta)
+        lineage = private._lineage  # noqa: SLF001  units declared again have their first declaration before this one
+        # Tells two objects of one name apart.
+        own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
+        with self._desk.lock:
+            for key, identity in own.items():
+                if _IDENTITIES.get(key, identity) is not identity:
+                    msg = (
+                        f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
+                        "that was bound first, or give each data set a dataset_id of its own."
+                    )
+                    raise PrivacyBudgetMismatchError(msg)
+            self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
+            _IDENTITIES.update(own)
+        private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
+
+    def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
+        """Refuses a new share that cannot fit, before examples are bound for it.
+
+        A name that is declared already is judged when it is declared again.
+
+        Args:
+          component: public name of the share.
+          epsilon: of the share.
+          delta: of the share.
+
+        Raises:
+          ConfigurationError: epsilon or delta is out of range.
+          PrivacyBudgetExceededError: epsilon or delta is above what remains.
+        """
+        if component in self._desk.refresh().shares:
+            return
+        try:
+            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
+        except PrivacyBudgetExceededError:
+            # Of workers that start together, another may have sealed this very share meanwhile.
+            if component not in self._desk.refresh().shares:
+                raise
+
+    def declare(
+        self,
+        component: str,
+        *,
+        tickets: Sequence[Ticket],
+        partition: str | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        implementation_delta: float = 0.0,
+        public: Mapping[str, Any] | None = None,
+    ) -> Share:
+        """Declares what a component may release, and sets its share aside.
+
+        Formal guarantees:
+          - The share's event is computed from the tickets; its price at `delta - implementation_delta` is an upper
+            bound and must not exceed `epsilon`.
+          - The same name with the same terms is the same share, with the tickets it has left, in any process.
+
+        Args:
+          component: public name, one per share. Before its first reservation a share may be declared anew.
+          tickets: what it may run; inside one (template, label) nothing but `max_count` limits the order.
+          partition: `dataset_id` of bound examples whose labels split the units; needed if a ticket has a label.
+          epsilon: the share; None: what the tickets cost.
+          delta: None: `default_delta` of the share's epsilon, given or computed.
+          implementation_delta: declared gap between ideal and drawn noise over all tickets; comes out of delta.
+          public: parameters to show in reports, as JSON values.
+
+        Raises:
+          ConfigurationError: an argument is out of range; nothing was spent.
+          PrivacyBudgetExceededError: the tickets cost more than `epsilon`, or the share does not fit.
+          SealedShareError: the name is sealed with other terms.
+        """
+        items = tuple(tickets)
+        event_of_tickets(items, partition=partition)
+        self._check_partition(items, partition)
+        wanted = Component(
+            name=component,
+            kind="tickets",
+            tickets=items,
+            partition=partition,
+            epsilon=epsilon,
+            delta=self._delta_for(epsilon, delta),
+            implementation_delta=implementation_delta,
+            public=public or {},
+        )
+        return Share(self._desk, wanted, self._promises.admit(wanted))
+
+    def verify(self) -> None:
+        """Recomputes the ledger's whole chain and every rule, and asks the anchor, if there is one.
+
+        Raises:
+          LedgerError: a line was changed, dropped or breaks a rule.
+          LedgerRollbackError: a line that was seen before, or that the anchor knows, is gone or changed.
+        """
+        self._desk.verify()
+
+    def _check_partition(self, tickets: Sequence[Ticket], partition: str | None) -> None:
+        labels = {ticket.label for ticket in tickets if isinstance(ticket, Ticket) and ticket.label is not None}
+        if not labels:
+            return
+        bound = self._desk.refresh().bindings.get(partition or "")
+        known = [] if bound is None else list(bound["labels"])
+        if not labels <= set(known):
+            advice = "Call budget.bind(private) first; labels run in parallel only where the examples declare them."
+            raise fail("partition, labels", f"labels among {known} of a bound data set", sorted(labels), advice)
+
+    def _delta_for(self, epsilon: float | None, delta: float | None) -> float | None:
+        return self.default_delta(epsilon) if delta is None and epsilon is not None else delta
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_desk"):
+            return f"{type(self).__name__}(not made)"
+        return (
+            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, "
+            f"adjacency={self.adjacency!r}, ledger={self._store.description})"
+        )
+
+
+def check_store(store: Any) -> LedgerStore:
+    """Returns a store as it is; refuses everything else."""
+    if isinstance(store, LedgerStore) and not isinstance(store, type):
+        return store
+    found = f"the class {store.__name__}" if isinstance(store, type) else type(store).__name__
+    raise fail("store", "a LedgerStore", found, "PrivacyBudgetCallbackHandler.open takes paths and addresses.")
