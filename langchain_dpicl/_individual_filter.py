@@ -18,13 +18,13 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
-from langchain_dpicl.privacy.participation import (
+from langchain_dpicl.privacy.extensions.individual_filter import (
     ASKED_TEMPLATE,
     FILTER_TEMPLATE,
     MemoryBalances,
     ParticipationPlan,
 )
+from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.shares import Uncopyable
 from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,11 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivateAccessError,
 )
-from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.bounded import BoundedSum
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sparse import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, ReleaseTest
 
 Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 """Post-processing of a noised float64[d] vector into one index."""
@@ -62,8 +61,10 @@ class Runs:
         """Whether all private releases that were paid for have been made; public."""
         return self._left <= 0 and (self._threshold is None or self._threshold.is_spent)
 
-    def is_above(self, test: SparseVectorTest, logits: Rows, domain: Domain) -> bool:
+    def is_above(self, test: ReleaseTest, logits: Rows, domain: Domain) -> bool:
         """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for."""
+        if not isinstance(test, SparseVectorTest):
+            raise ConfigurationError("test: expected a SparseVectorTest, found another.")
         if self._threshold is None or self._threshold.is_spent:
             if self._left <= 0:
                 raise PrivacyBudgetError("test: expected a run still paid for, found none left. Reserve another block.")
@@ -178,13 +179,8 @@ def _source(
 
 def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
     """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
-    taken: Any = boxed.take()
-    if isinstance(taken, RunningSum):
-        return plan.total_of(taken, width=width)
     with np.errstate(all="ignore"):
-        if not plan.aggregation.needs_public:
-            return plan.bound(taken, width=width)
-        return plan.bound(taken, width=width, public=public)
+        return plan.bound(boxed.take(), width=width, public=public)
 
 
 def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:

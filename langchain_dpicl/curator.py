@@ -18,16 +18,16 @@ from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.individual_filter import Balances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import Reservation
-from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.participation import Balances, ParticipationPlan
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, is_certified
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.value_counts import Count, CountPlan
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.samples import Record, Rendered, SecretSample, block_on, is_unanswered
 
 T = TypeVar("T")

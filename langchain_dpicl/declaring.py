@@ -14,11 +14,11 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
-from langchain_dpicl.privacy.participation import ParticipationPlan
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.value_counts import CountPlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
 
 class SharePlan(Protocol):

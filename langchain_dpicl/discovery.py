@@ -19,9 +19,9 @@ from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.discovery_planning import DiscoveryPlan, plan_discovery
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE, Count
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.shares import Uncopyable
-from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE, Count
 from langchain_dpicl.released_counts import ReleasedCounts
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 

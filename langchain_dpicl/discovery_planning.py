@@ -14,9 +14,14 @@ from typing import Any
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_real, fail
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    MAX_THRESHOLD,
+    CountPlan,
+    DiscreteLaplaceMechanism,
+    tail_bound,
+)
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import MAX_THRESHOLD, CountPlan, DiscreteLaplaceMechanism, tail_bound
 
 # Of a share's delta: what is left for the noise, which hardly needs any, beside a threshold.
 _FOR_THRESHOLD = 0.99

@@ -29,10 +29,10 @@ from langchain_dpicl.documents_planning import DocumentsPlan, TopicNoise, plan_d
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import Count
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.shares import Reservation, Uncopyable
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
-from langchain_dpicl.privacy.value_counts import Count
 from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import public_margin

@@ -33,7 +33,7 @@ from langchain_dpicl.generating import Generation, new_bar
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.ray_executor import ExecutorLike
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.samples import Record

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from langchain_dpicl.labelling_planning import TEACHERS, LabellingPlan, Teachers, plan_labelling, rejection
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import query_signal
 from langchain_dpicl.row_design import RowDesign
 

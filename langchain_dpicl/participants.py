@@ -28,9 +28,9 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.events import NoEvent
 from langchain_dpicl.privacy.examples import Pool
-from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.participation import ASKED_TEMPLATE, Balances, ParticipationPlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.extensions.individual_filter import ASKED_TEMPLATE, Balances, ParticipationPlan
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.samples import Record, Rendered
 

@@ -47,10 +47,10 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.participants import Question
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_choice
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, RetrievalResult
 from langchain_dpicl.retrieval_planning import plan_retrieval

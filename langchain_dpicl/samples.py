@@ -20,10 +20,10 @@ from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, Runs, noisy_inde
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import Pool
-from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import AllocatedSlots
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
 _NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 

@@ -20,10 +20,10 @@ from langchain_dpicl.labelling_planning import (
     TEST_TEMPLATE,
     LabellingPlan,
 )
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.ledger import Reservation, Share
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.samples import SecretSample, is_unanswered
 

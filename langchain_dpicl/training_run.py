@@ -31,8 +31,9 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Uncopyable
 from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE
 from langchain_dpicl.run_events import RunEvents
@@ -236,7 +237,7 @@ class TrainingRun(Uncopyable):
             self._turn.release()
 
     def _ask(self, groups: Sequence[Sequence[TrainingExample] | None]) -> AskGradients:
-        total = self.plan.release.running_sum(self.engine.width)
+        total = running_sum(self.plan.release, self.engine.width)
         return AskGradients(self.engine, self.weights, groups, total)
 
     def _keep(self, released: Release, ticket: Reservation) -> None:

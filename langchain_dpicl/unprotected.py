@@ -19,7 +19,7 @@ from langchain_dpicl.blocks import NOT_COMPUTED, Block, argmax_index, summed
 from langchain_dpicl.curator import Render, pool_without_privacy
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.samples import Record, Rendered, block_on, drawn
 
 T = TypeVar("T")

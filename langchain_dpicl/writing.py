@@ -24,7 +24,7 @@ from langchain_dpicl.planning import Segment
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Reservation
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.wording import GenerationWording
 
 DEFAULT_STOP = ("\n",)

@@ -12,7 +12,7 @@ import pytest
 from langchain_dpicl import blocks, curator, samples
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from tests.doubles import WORDS, RepeatableCoins
 
 

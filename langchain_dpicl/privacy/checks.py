@@ -12,7 +12,6 @@ from typing import Any
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.aggregation import ClippedLogitMean, VoteSum
 from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -22,6 +21,8 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 
 _SPELLINGS: dict[str, tuple[Adjacency | None, RowShape]] = {
     "any": (None, "slots"),

@@ -14,9 +14,10 @@ from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
 from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism, mechanism_by_name
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, logit_sum
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts, price
 from langchain_dpicl.privacy.units import Declaration
 

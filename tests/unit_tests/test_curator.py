@@ -15,7 +15,7 @@ from langchain_dpicl.curator import open_block
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError, PrivateAccessError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Ticket
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.token_rules import release_plan
 from langchain_dpicl.unprotected import open_block_without_privacy
 from tests.doubles import WORDS, RepeatableCoins, SpyBackend

@@ -37,11 +37,12 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
 from langchain_dpicl.privacy.ledger import Budget
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.sampling import AllocatedSlots, assign
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.sampling import assign
 from langchain_dpicl.privacy.shares import Reservation
-from langchain_dpicl.privacy.sparse import SparseVectorTest
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.contracts.front_room import remember_prices
 from tests.doubles import WORDS, SpyBackend

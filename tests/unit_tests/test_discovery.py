@@ -37,12 +37,12 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.pools import Pool
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE
 
 CANARY = "canary-7f3a"
 FILMS = [{"text": "x", "director": name} for name in ["Christopher  Nolan"] * 300 + ["GRETA GERWIG"] * 200 + [CANARY]]

@@ -14,7 +14,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, ParallelEvent
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import TokenRule
 

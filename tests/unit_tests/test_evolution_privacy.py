@@ -23,10 +23,10 @@ from langchain_dpicl.audit.parts import contribution
 from langchain_dpicl.backends.nearest import NearestRows
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
-from langchain_dpicl.privacy import aggregation
-from langchain_dpicl.privacy.aggregation import UnitVectorSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe

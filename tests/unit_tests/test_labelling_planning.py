@@ -21,8 +21,6 @@ from langchain_dpicl.labelling_planning import (
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -31,9 +29,13 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.privacy.ledger import Budget
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.query_planning import plan_queries, query_signal
 from langchain_dpicl.row_design import RowDesign
 

@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.samples import SecretSample
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin, temperature_of
 from tests.doubles import WORDS

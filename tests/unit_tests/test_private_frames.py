@@ -16,9 +16,9 @@ from langchain_dpicl.backends import rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.wording import GenerationWording

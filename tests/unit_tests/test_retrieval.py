@@ -33,7 +33,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import remember_prices, shown_by

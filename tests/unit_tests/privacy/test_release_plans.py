@@ -9,23 +9,19 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.aggregation import (
-    ClippedDifferenceMean,
-    ClippedGradientSum,
-    ClippedLogitMean,
-    KeywordSum,
-    MaxNormalizedSum,
-    ProbabilitySum,
-    UnitVectorSum,
-    VoteSum,
-)
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 
 CONFIDENT = ConfidentGNMaxMechanism(1.0, 1.0, threshold=2.0)
 JOINT = JointExponentialMechanism(2.0, num_choices=3)

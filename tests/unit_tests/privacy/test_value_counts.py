@@ -31,15 +31,15 @@ from langchain_dpicl.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.unit_values import UNITS, UnitValues, normalized
-from langchain_dpicl.privacy.value_counts import (
+from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
     count_release,
     rounded_up,
     tail_bound,
 )
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.unit_values import UNITS, UnitValues, normalized
 
 ALARM = 1e-6
 texts = st.text(st.sampled_from("aAbB\t \u00a0é\u0301ß\u200b9"), max_size=4)

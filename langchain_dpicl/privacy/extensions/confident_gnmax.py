@@ -1,4 +1,4 @@
-"""Confident-GNMax: a noisy threshold first, then a noisy argmax. Knows no rows, no sampling and no epsilon.
+"""Confident-GNMax: a noisy threshold first, then a noisy argmax.
 
 Both questions are Gaussian and have an event each, so a ticket may be kept for every test and another for every
 answer. No price depends on the votes. Proof: docs/proofs/confident-gnmax.md.
@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 
-from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_positive, check_real
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.bounded import LARGEST, BoundedSum, Floats, Norm
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_positive, check_real, fail
 from langchain_dpicl.privacy.events import GaussianEvent
-from langchain_dpicl.privacy.mechanisms import _ROUND_UP, Release, _grid_step, _Noise, _rounded
-from langchain_dpicl.privacy.randomness import Coins, Noise, SecureRandom
+from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation, BoundedSum, Floats, Norm, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import ROUND_UP, Mechanism, Release, grid_step, rounded
+from langchain_dpicl.privacy.mechanisms.randomness import Coins, Noise, SecureRandom
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 
 
 @functools.lru_cache(maxsize=256)
@@ -36,7 +36,7 @@ def _composed(test: float, answer: float, tests: int, answers: int) -> GaussianE
 
 @final
 @dataclass(frozen=True, slots=True)
-class ConfidentGNMaxMechanism(_Noise):
+class ConfidentGNMaxMechanism(Mechanism):
     """Answers with the noisy best coordinate where a noisy largest one passes a threshold, and not at all elsewhere.
 
     Formal guarantees:
@@ -69,10 +69,10 @@ class ConfidentGNMaxMechanism(_Noise):
     name: ClassVar[str] = "confident_gnmax"
     norm: ClassVar[Norm] = "l2"
     kind: ClassVar[Noise | Coins] = "gaussian"
-    releases: ClassVar[Literal["vector", "index"]] = "index"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "index"
 
     def __post_init__(self) -> None:
-        _Noise.__post_init__(self)
+        Mechanism.__post_init__(self)
         checked = check_real("test_noise_multiplier", self.test_noise_multiplier, low=1e-9, high=1e12)
         object.__setattr__(self, "test_noise_multiplier", checked)
         threshold = check_real("threshold", self.threshold, low=-LARGEST, high=LARGEST)
@@ -128,6 +128,19 @@ class ConfidentGNMaxMechanism(_Noise):
         """The event of one release, answered or not: a test and an answer."""
         return self.event_of(1, 1)
 
+    def repeated(self, length: int, answers: int | None = None) -> GaussianEvent:
+        """Returns the event of `length` tests, of which at most `answers` are answered; None: all of them."""
+        return self.event_of(length, length if answers is None else answers)
+
+    def check_sum(self, aggregation: Aggregation, sensitivity: Sensitivity, constants: tuple[float, ...]) -> None:
+        """Refuses sums whose largest coordinate is no count of agreement."""
+        if sensitivity.linf is None:
+            advice = "A threshold needs a bound on the largest coordinate."
+            raise fail("aggregation", "vote_sum or probability_sum for confident_gnmax", aggregation.name, advice)
+        if constants:
+            advice = "The threshold itself says when there is no answer."
+            raise fail("constants", "none beside confident_gnmax", constants, advice)
+
     def event_of(self, tests: int, answers: int) -> GaussianEvent:
         """Returns the event of at most `tests` tests, of which at most `answers` are answered, on the same rows.
 
@@ -160,7 +173,7 @@ class ConfidentGNMaxMechanism(_Noise):
           SensitivityError: `total` lacks an L2 or a linf bound.
         """
         scale = self._scale(total)
-        test_scale = self.test_noise_multiplier * total.sensitivity.require("linf") * _ROUND_UP
+        test_scale = self.test_noise_multiplier * total.sensitivity.require("linf") * ROUND_UP
         counts = np.minimum(np.maximum(total.value, -LARGEST), LARGEST)  # [d], moves no two sums apart
         if _noisy(counts.max(keepdims=True), test_scale, rng)[0] < self.threshold:
             return Release(index=None, values=None, event=self.event)
@@ -178,4 +191,4 @@ class ConfidentGNMaxMechanism(_Noise):
 
 def _noisy(counts: Floats, scale: float, rng: SecureRandom) -> Floats:
     """Returns float64[n]: counts with fresh normal noise, rounded to the public grid of `scale`."""
-    return _rounded(counts, rng.gaussian_draws(counts.size), scale, _grid_step(scale))
+    return rounded(counts, rng.gaussian_draws(counts.size), scale, grid_step(scale))

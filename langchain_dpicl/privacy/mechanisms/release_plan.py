@@ -1,4 +1,4 @@
-"""The frozen plan of a release: sampling x aggregation x mechanism x event x adjacency. Knows no data and no model.
+"""The frozen plan of a release: sampler, sum, noise and event under one neighbouring relation.
 
 Sampler, sensitivity, noise and event come out of one value, so that what runs is what is charged.
 """
@@ -7,47 +7,79 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from importlib import import_module
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
-from langchain_dpicl.privacy.aggregation import (
-    Aggregation,
-    ClippedDifferenceMean,
-    ClippedGradientSum,
-    ClippedLogitMean,
-    KeywordSum,
-    MaxNormalizedSum,
-    ProbabilitySum,
-    VoteSum,
-)
-from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Sensitivity
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent, SampledBallEvent
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
-from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import Sampler
-from langchain_dpicl.privacy.sparse import SparseVectorTest
+from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Mechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 
-Mechanism: TypeAlias = (
-    GaussianMechanism | GumbelMechanism | PermuteAndFlipMechanism | JointExponentialMechanism | ConfidentGNMaxMechanism
-)
-# What looks like one of these may do anything: the proofs cover exactly these classes.
-_PROVED = {"sampler": get_args(Sampler), "aggregation": get_args(Aggregation), "mechanism": get_args(Mechanism)}
-_PROVED["test"] = (SparseVectorTest, type(None))
-# Sums on the grid of the constants, with coordinates that a constant can be compared with.
-_TAKE_CONSTANTS = (VoteSum, ProbabilitySum, MaxNormalizedSum)
+
+class ReleaseTest(Closed, is_base=True):
+    """Base of the tests that are asked before every release whether the rows are far from the public distribution."""
+
+    __slots__ = ()
+    name: ClassVar[str]
+    threshold: float
+    noise_multiplier: float
+
+    @abstractmethod
+    def with_releases(self, event: Event, runs: int) -> Event:
+        """Returns the event of `runs` runs of the test, each followed by one release of `event`."""
+
+    @abstractmethod
+    def implementation_delta(self, num_questions: int) -> float:
+        """Returns what one run of so many questions may add to delta."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+
+
+# What looks like one of these may do anything: the proofs cover exactly these classes and those of `registry`.
+_PROVED: dict[str, tuple[type, ...]] = {
+    "sampler": (PoissonSlots, PoissonUnits),
+    "aggregation": (ProbabilitySum, VoteSum),
+    "mechanism": (GaussianMechanism, GumbelMechanism),
+    "test": (type(None),),
+}
+
+
+def check_proved(name: str, part: object) -> None:
+    """Refuses a part of a class that no proof covers.
+
+    The classes of this folder are compared first, so a plan of them never depends on an extension. Only another part
+    loads the closed lists of the extensions; `type(part)` is compared, which no attribute of the part can change.
+
+    Args:
+      name: field of the plan.
+      part: its value.
+
+    Raises:
+      ConfigurationError: its class is in neither list.
+    """
+    if type(part) in _PROVED[name]:
+        return
+    proved = _PROVED[name] + import_module("langchain_dpicl.privacy.extensions.registry").PROVED[name]
+    if type(part) not in proved:
+        names = ", ".join(each.__name__ for each in proved)
+        advice = "docs/extending.md says what a new one takes."
+        raise ConfigurationError(f"{name}: expected one of {names}, found {type(part).__name__}. {advice}")
 
 
 @functools.lru_cache(maxsize=64)
-def _block_event(release: Event, sampler: Sampler, length: int) -> Event:
+def _block_event(mechanism: Mechanism, sampler: Sampler, length: int, answers: int | None) -> Event:
     """Returns the event that every ticket is compared with: public, frozen and so made once."""
-    return sampler.amplify(release if length == 1 else RepeatedEvent(release, length))
+    return sampler.amplify(mechanism.repeated(length, answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +112,14 @@ class ReleasePlan:
     adjacency: Adjacency
     redraw_every: int = 1
     constants: tuple[float, ...] = ()
-    test: SparseVectorTest | None = None
+    test: ReleaseTest | None = None
     private_releases: int = 0
 
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         check_int("redraw_every", self.redraw_every, low=1)
-        self._check_classes()
+        for name in _PROVED:
+            check_proved(name, getattr(self, name))
         if self.adjacency not in self.sampler.adjacencies:
             msg = (
                 f"sampler: expected one proved under adjacency={self.adjacency!r}, found "
@@ -99,41 +132,19 @@ class ReleasePlan:
                 f"bounds, found {type(self.mechanism).__name__}."
             )
             raise ConfigurationError(msg)
-        if isinstance(self.mechanism, JointExponentialMechanism) and not isinstance(self.aggregation, KeywordSum):
-            advice = "Its exact sampler counts sequences by whole-number gaps; choose KeywordSum()."
-            raise fail("aggregation", "keyword_sum for joint_exponential", self.aggregation.name, advice)
         object.__setattr__(self, "constants", self._checked_constants())
-        if isinstance(self.mechanism, ConfidentGNMaxMechanism):
-            self._check_threshold()
+        self.mechanism.check_sum(self.aggregation, self.sensitivity, self.constants)
         check_int("private_releases", self.private_releases, low=0 if self.test is None else 1)
         if self.test is None and self.private_releases:
             raise fail("private_releases", "0 without a test", self.private_releases)
         if self.test is not None and not self.aggregation.needs_public:
             raise fail("test", "none beside a sum that no public logits belong to", self.aggregation.name)
 
-    def _check_classes(self) -> None:
-        """Refuses parts that only look like a proved one."""
-        for name, proved in _PROVED.items():
-            found = type(getattr(self, name))
-            if found not in proved:
-                names = ", ".join(each.__name__ for each in proved)
-                advice = "docs/extending.md says what a new one takes."
-                raise ConfigurationError(f"{name}: expected one of {names}, found {found.__name__}. {advice}")
-
-    def _check_threshold(self) -> None:
-        """Refuses sums whose largest coordinate is no count of agreement."""
-        if self.sensitivity.linf is None:
-            advice = "A threshold needs a bound on the largest coordinate."
-            raise fail("aggregation", "vote_sum or probability_sum for confident_gnmax", self.aggregation.name, advice)
-        if self.constants:
-            advice = "The threshold itself says when there is no answer."
-            raise fail("constants", "none beside confident_gnmax", self.constants, advice)
-
     def _checked_constants(self) -> tuple[float, ...]:
         """Returns the constants on their grid."""
         if not isinstance(self.constants, (tuple, list)):
             raise fail("constants", "a tuple of numbers", self.constants)
-        if self.constants and not isinstance(self.aggregation, _TAKE_CONSTANTS):
+        if self.constants and not self.aggregation.takes_constants:
             expected = "none beside " + self.aggregation.name
             raise fail("constants", expected, self.constants, "Add constants to votes or probabilities only.")
         checked = (check_real("constants", c, low=-LARGEST, high=LARGEST) for c in self.constants)
@@ -149,54 +160,25 @@ class ReleasePlan:
         """The sensitivity of one aggregated sum."""
         return self.aggregation.sensitivity(row_shape=self.row_shape, adjacency=self.adjacency)
 
-    def bound(self, rows: npt.NDArray[Any], *, width: int, public: npt.NDArray[Any] | None = None) -> BoundedSum:
+    def bound(self, rows: Any, *, width: int, public: npt.NDArray[Any] | None = None) -> BoundedSum:
         """Returns the bounded sum of private rows with the plan's constants behind it.
 
         Args:
-          rows: real[n, width], one per slot or per included unit.
+          rows: real[n, width], one per slot or per included unit; or a running sum that the plan's aggregation made.
           width: columns of a row, public; the sum has `len(constants)` coordinates more.
           public: real[width] logits of the public prompt, for sums that they belong to; the others ignore them.
 
         Raises:
           ConfigurationError: see `ProbabilitySum.bound`.
         """
-        if isinstance(self.aggregation, ClippedLogitMean | ClippedDifferenceMean):
-            return self.aggregation.bound(
-                rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width, public=public
-            )
-        total = self.aggregation.bound(rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
+        total = self.aggregation.bound(
+            rows, row_shape=self.row_shape, adjacency=self.adjacency, width=width, public=public
+        )
         return total.with_constants(self.constants)
-
-    def running_sum(self, width: int) -> RunningSum:
-        """Returns an empty sum that takes private gradients batch by batch; see `total_of`.
-
-        Args:
-          width: parameters of a gradient, public.
-
-        Raises:
-          ConfigurationError: the plan does not add gradients, or a width out of range.
-        """
-        if not isinstance(self.aggregation, ClippedGradientSum):
-            advice = "Other rows are bounded together, by bound()."
-            raise fail("aggregation", "clipped_gradient_sum for a running sum", self.aggregation.name, advice)
-        return RunningSum(self.aggregation, row_shape=self.row_shape, adjacency=self.adjacency, width=width)
-
-    def total_of(self, running: RunningSum, *, width: int) -> BoundedSum:
-        """Returns the bounded sum of all gradients added to a running sum of this plan, which is closed then.
-
-        Raises:
-          ConfigurationError: it is of another plan or width, or was taken already.
-        """
-        mine = (self.aggregation, self.row_shape, self.adjacency, width)
-        found = (running.aggregation, running.row_shape, running.adjacency, running.width)
-        if found != mine:
-            raise fail("running sum", f"one of this plan, {mine}", found, "Make it with the plan's running_sum(width).")
-        return running.total()
 
     def with_noise(self, noise_multiplier: float) -> ReleasePlan:
         """Returns the same plan with another noise multiplier; the mechanism keeps its other parameters."""
-        mechanism = dataclasses.replace(self.mechanism, noise_multiplier=noise_multiplier)
-        return dataclasses.replace(self, mechanism=mechanism)
+        return dataclasses.replace(self, mechanism=self.mechanism.with_noise(noise_multiplier))
 
     def block_event(self, length: int, answers: int | None = None) -> Event:
         """Returns the event of `length` releases on one secret sample, composed inside and amplified once.
@@ -210,21 +192,16 @@ class ReleasePlan:
           ConfigurationError: a count out of range.
         """
         check_int("length", length, low=1)
-        if isinstance(self.mechanism, ConfidentGNMaxMechanism):
-            inside = self.mechanism.event_of(length, length if answers is None else answers)
-            return _block_event(inside, self.sampler, 1)
         if self.test is not None:
             # A run of the test goes with every private release; after the last of them nothing private is read.
             runs = min(length, self.private_releases)
-            each = (RepeatedEvent(self.test.event, runs), RepeatedEvent(self.mechanism.event, runs))
-            return _block_event(ComposedEvent(each), self.sampler, 1)
-        is_ball = isinstance(self.aggregation, ClippedGradientSum) and isinstance(self.mechanism, GaussianMechanism)
-        if is_ball and self.adjacency == "replace_one" and length == 1 and answers is None:
-            # Of a clipped gradient more is known than how far it moves when it is replaced: that it is near to none.
-            return SampledBallEvent(self.mechanism.noise_multiplier, self.sampler.sampling_rate)
-        if answers is not None:
-            raise fail("answers", f"None: {self.mechanism.name} answers every time", answers)
-        return _block_event(self.mechanism.event, self.sampler, length)
+            return self.sampler.amplify(self.test.with_releases(self.mechanism.event, runs))
+        if length == 1 and answers is None and isinstance(self.sampler, PoissonUnits):
+            rate = self.sampler.sampling_rate
+            tighter = self.aggregation.sampled_event(self.mechanism.event, rate, self.adjacency)
+            if tighter is not None:
+                return tighter
+        return _block_event(self.mechanism, self.sampler, length, answers)
 
     def blocks(self, num_releases: int) -> tuple[tuple[int, int], ...]:
         """Returns (length, count) of the blocks that make `num_releases`; only the last may be shorter."""

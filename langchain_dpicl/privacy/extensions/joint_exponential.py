@@ -1,4 +1,4 @@
-"""The joint exponential mechanism: several best counts in one release. Knows no rows, no sampling and no epsilon.
+"""Releases several of the largest keyword counts at once, by one exponential mechanism over sequences.
 
 Counts are whole numbers, so the sequences of one utility can be counted, and one of them drawn, with whole numbers
 only; the weights of the utilities are the one place with roundings. Proof: docs/proofs/joint-exponential.md.
@@ -14,16 +14,52 @@ from decimal import Decimal
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
+import numpy.typing as npt
 
 from langchain_dpicl.exceptions import SensitivityError
-from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.bounded import LARGEST, BoundedSum, Floats, Norm
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, fail
 from langchain_dpicl.privacy.events import BoundedRangeEvent
-from langchain_dpicl.privacy.mechanisms import Release, _Noise
-from langchain_dpicl.privacy.randomness import DECIMALS, Coins, Noise, SecureRandom
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    LARGEST,
+    Aggregation,
+    BoundedSum,
+    Floats,
+    Norm,
+    Sensitivity,
+    matrix,
+    row_appears,
+)
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import DECIMALS, Coins, Noise, SecureRandom
 
 MAX_CHOICES = 1024
 """Most indices one release may hold."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeywordSum(Aggregation):
+    """Counts, per public keyword, of the rows that hold it: an entry above zero counts one, anything else nothing.
+
+    Formal guarantees:
+      - The counts are whole numbers.
+      - A row that changes moves each count by at most 1 in either direction: a range of 2. One that appears or
+        vanishes moves all counts the same way by at most 1: a range of 1.
+      - No L2 bound (it would grow with the number of keywords), so the Gaussian mechanism refuses this sum.
+
+    Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models, keyword-space
+      aggregation; docs/proofs/aggregation.md.
+    """
+
+    name: ClassVar[str] = "keyword_sum"
+
+    def sensitivity(self, *, row_shape: RowShape, adjacency: Adjacency) -> Sensitivity:
+        """Returns range 2, or 1 for unit rows under add_remove; nothing in L2."""
+        return Sensitivity(l2=None, range=1.0 if row_appears(row_shape, adjacency) else 2.0)
+
+    def bounded_rows(self, rows: npt.NDArray[Any], *, width: int) -> Floats:
+        """Returns rows of zeros and ones."""
+        return (matrix(rows, width) > 0).astype(np.float64)
 
 
 class _Sequences:
@@ -93,7 +129,7 @@ def _free(taken: list[int], n: int) -> int:
 
 @final
 @dataclass(frozen=True, slots=True)
-class JointExponentialMechanism(_Noise):
+class JointExponentialMechanism(Mechanism):
     """Releases an ordered sequence of distinct indices, near the largest counts, by one exponential mechanism.
 
     The utility of a sequence s is -max_i (c_(i) - c_{s_i}), where c_(i) is the i-th largest count.
@@ -124,10 +160,10 @@ class JointExponentialMechanism(_Noise):
     name: ClassVar[str] = "joint_exponential"
     norm: ClassVar[Norm] = "range"
     kind: ClassVar[Noise | Coins] = "weighted_choice"
-    releases: ClassVar[Literal["indices"]] = "indices"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "indices"
 
     def __post_init__(self) -> None:
-        _Noise.__post_init__(self)
+        Mechanism.__post_init__(self)
         check_int("num_choices", self.num_choices, low=1, high=MAX_CHOICES)
 
     @property
@@ -139,6 +175,13 @@ class JointExponentialMechanism(_Noise):
         """Returns what one release over `d` keywords may add to delta: that of one weighted choice, whatever d is."""
         self._check_domain(check_int("d", d, low=1))
         return SecureRandom.implementation_delta(self.kind)
+
+    def check_sum(self, aggregation: Aggregation, sensitivity: Sensitivity, constants: tuple[float, ...]) -> None:
+        """Refuses sums other than `KeywordSum`."""
+        del sensitivity, constants
+        if not isinstance(aggregation, KeywordSum):
+            advice = "Its exact sampler counts sequences by whole-number gaps; choose KeywordSum()."
+            raise fail("aggregation", "keyword_sum for joint_exponential", aggregation.name, advice)
 
     def _check_domain(self, d: int) -> None:
         if d < self.num_choices:

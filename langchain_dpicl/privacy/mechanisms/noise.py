@@ -1,29 +1,39 @@
-"""Noise on a bounded sum, and the event that says so. Knows no rows, no sampling and no epsilon.
+"""Adds noise to a bounded sum and says which event that was.
 
-Closed classes, each with a page in docs/proofs; `joint` holds one more. A noise multiplier is the noise scale over
-the sensitivity in the mechanism's own norm; nobody multiplies by hand.
+A noise multiplier is the noise scale over the sensitivity in the mechanism's own norm; nobody multiplies by hand.
+Proofs: docs/proofs/gaussian.md, gumbel.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 
 from langchain_dpicl.exceptions import SensitivityError
-from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
-from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Closed, Floats, Norm
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, PureEvent
-from langchain_dpicl.privacy.randomness import Coins, GaussianDraws, Noise, SecureRandom
+from langchain_dpicl.privacy._validate import check_int, check_real, fail
+from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, RepeatedEvent
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    GRID,
+    LARGEST,
+    Aggregation,
+    BoundedSum,
+    Closed,
+    Floats,
+    Norm,
+    Sensitivity,
+)
+from langchain_dpicl.privacy.mechanisms.randomness import Coins, GaussianDraws, Noise, SecureRandom
 
 # Noise is rounded up by more than the roundings of scale and event together can take away.
-_ROUND_UP = 1.0 + 2.0**-50
+ROUND_UP = 1.0 + 2.0**-50
 # A noisy vector is rounded to multiples of a power of two that is at most this share of the noise scale,
 _GRID_SHARE = 2.0**-16
 # but no finer than the grid of the sums, which are at most LARGEST: then every multiple is a float.
@@ -49,14 +59,23 @@ class Release:
     indices: tuple[int, ...] | None = None
 
 
-class _Noise(Closed):
-    """What the mechanisms share: validation and scale."""
+@dataclass(frozen=True)
+class Mechanism(Closed, is_base=True):
+    """Base of the mechanisms.
+
+    Attributes:
+      name: public name.
+      norm: norm of the sensitivity that the noise is scaled to.
+      kind: what is drawn.
+      releases: what leaves.
+    """
 
     __slots__ = ()
     noise_multiplier: float
     name: ClassVar[str]
     norm: ClassVar[Norm]
     kind: ClassVar[Noise | Coins]
+    releases: ClassVar[Literal["vector", "index", "indices"]]
 
     def __post_init__(self) -> None:
         checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
@@ -67,8 +86,33 @@ class _Noise(Closed):
     def event(self) -> Event:
         """The event of one release."""
 
+    @abstractmethod
+    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
+        """Releases a noisy function of a sum."""
+
+    def repeated(self, length: int, answers: int | None = None) -> Event:
+        """Returns the event of `length` releases on the same rows.
+
+        Args:
+          length: public.
+          answers: how many of them may answer, for a mechanism that tests first; others always answer.
+
+        Raises:
+          ConfigurationError: `answers` with a mechanism that always answers.
+        """
+        if answers is not None:
+            raise fail("answers", f"None: {self.name} answers every time", answers)
+        return self.event if length == 1 else RepeatedEvent(self.event, length)
+
+    def check_sum(self, aggregation: Aggregation, sensitivity: Sensitivity, constants: tuple[float, ...]) -> None:
+        """Refuses a sum whose bound in `norm` is not all that the proof needs."""
+
+    def with_noise(self, noise_multiplier: float) -> Self:
+        """Returns the same mechanism with another noise multiplier."""
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
     def _scale(self, total: BoundedSum) -> float:
-        scale = self.noise_multiplier * total.sensitivity.require(self.norm) * _ROUND_UP
+        scale = self.noise_multiplier * total.sensitivity.require(self.norm) * ROUND_UP
         if not np.isfinite(total.value).all():
             raise SensitivityError(f"{self.name}: expected a finite sum; build sums with `aggregation` only.")
         return scale
@@ -91,7 +135,7 @@ def _bounded_range(noise_multiplier: float) -> BoundedRangeEvent:
     return BoundedRangeEvent(1.0 / noise_multiplier)
 
 
-class _NoisyMax(_Noise):
+class NoisyMax(Mechanism, is_base=True):
     """The argmax of noisy scores; nothing else leaves."""
 
     __slots__ = ()
@@ -104,12 +148,12 @@ class _NoisyMax(_Noise):
         return Release(index=index, values=None, event=self.event)
 
 
-def _grid_step(scale: float) -> float:
+def grid_step(scale: float) -> float:
     """Returns the public grid of a noisy vector, from its noise scale alone."""
     return max(math.ldexp(_GRID_SHARE, math.frexp(scale)[1] - 1), _FINEST_GRID)
 
 
-def _rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> Floats:
+def rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> Floats:
     """Returns float64[d]: value + scale * ideal draw, rounded to the nearest multiple of `step` as in real arithmetic.
 
     Floats decide where they are certain; a sum within their error of the middle between two multiples is settled with
@@ -129,7 +173,7 @@ def _rounded(value: Floats, draws: GaussianDraws, scale: float, step: float) -> 
 
 @final
 @dataclass(frozen=True, slots=True)
-class GaussianMechanism(_Noise):
+class GaussianMechanism(Mechanism):
     """Adds independent normal noise to every coordinate of a sum and rounds the result to a public grid.
 
     Formal guarantees:
@@ -159,7 +203,7 @@ class GaussianMechanism(_Noise):
     name: ClassVar[str] = "gaussian"
     norm: ClassVar[Norm] = "l2"
     kind: ClassVar[Noise | Coins] = "gaussian"
-    releases: ClassVar[Literal["vector", "index"]] = "vector"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "vector"
 
     @property
     def event(self) -> GaussianEvent:
@@ -178,13 +222,13 @@ class GaussianMechanism(_Noise):
         """
         scale = self._scale(total)
         bounded = np.minimum(np.maximum(total.value, -LARGEST), LARGEST)  # moves no two sums apart
-        values = _rounded(bounded, rng.gaussian_draws(total.value.size), scale, _grid_step(scale))  # [d]
+        values = rounded(bounded, rng.gaussian_draws(total.value.size), scale, grid_step(scale))  # [d]
         return Release(index=None, values=values, event=self.event)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class GumbelMechanism(_NoisyMax):
+class GumbelMechanism(NoisyMax):
     """Releases the argmax of a sum plus Gumbel noise: the exponential mechanism.
 
     Formal guarantees:
@@ -204,7 +248,7 @@ class GumbelMechanism(_NoisyMax):
     name: ClassVar[str] = "gumbel"
     norm: ClassVar[Norm] = "range"
     kind: ClassVar[Noise | Coins] = "gumbel"
-    releases: ClassVar[Literal["vector", "index"]] = "index"
+    releases: ClassVar[Literal["vector", "index", "indices"]] = "index"
 
     @property
     def event(self) -> BoundedRangeEvent:
@@ -222,57 +266,3 @@ class GumbelMechanism(_NoisyMax):
           SensitivityError: `total` carries no range bound.
         """
         return self._choose(total, rng.gumbel)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class PermuteAndFlipMechanism(_NoisyMax):
-    """Releases the argmax of a sum plus exponential noise, which is permute-and-flip.
-
-    Formal guarantees:
-      - `index` has the law of permute-and-flip at scale noise_multiplier * range.
-      - The event is `PureEvent(1 / noise_multiplier)`; within `implementation_delta` of it.
-
-    Args:
-      noise_multiplier: exponential scale over the range of a neighbour's change, in [1e-9, 1e12].
-
-    Raises:
-      ConfigurationError: `noise_multiplier` out of range.
-
-    Source: McKenna and Sheldon (2020); Ding, Kifer et al. (2021); docs/proofs/permute-and-flip.md.
-    """
-
-    noise_multiplier: float
-    name: ClassVar[str] = "permute_and_flip"
-    norm: ClassVar[Norm] = "range"
-    kind: ClassVar[Noise | Coins] = "exponential"
-    releases: ClassVar[Literal["vector", "index"]] = "index"
-
-    @property
-    def event(self) -> PureEvent:
-        """The event of one release."""
-        return PureEvent(1.0 / self.noise_multiplier)
-
-    def release(self, total: BoundedSum, *, rng: SecureRandom) -> Release:
-        """Chooses the noisy best coordinate; see `GumbelMechanism.release`."""
-        return self._choose(total, rng.exponential)
-
-
-Mechanism: TypeAlias = GumbelMechanism | GaussianMechanism | PermuteAndFlipMechanism
-MECHANISMS: tuple[str, ...] = ("gumbel", "gaussian", "permute_and_flip")
-"""The closed list of names, the default first."""
-_BY_NAME: dict[str, type[Mechanism]] = {
-    cls.name: cls for cls in (GumbelMechanism, GaussianMechanism, PermuteAndFlipMechanism)
-}
-
-
-def mechanism_by_name(name: str) -> type[Mechanism]:
-    """Returns the class of a mechanism's public name.
-
-    Raises:
-      ConfigurationError: `name` is not one of `MECHANISMS`.
-
-    >>> mechanism_by_name("gumbel").__name__
-    'GumbelMechanism'
-    """
-    return _BY_NAME[check_choice("mechanism", name, MECHANISMS)]

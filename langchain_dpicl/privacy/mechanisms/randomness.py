@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.privacy.bounded import Floats
+from langchain_dpicl.privacy.mechanisms.bounded import Floats
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""AboveThreshold: are the private rows far from the public distribution? Knows no sampling, no token and no epsilon.
+"""AboveThreshold: asks whether the private rows are far from the public distribution.
 
 "No" may be said any number of times for the price of one run, and what follows a "no" is public. The first "yes"
 ends the run. Everything is counted in whole steps of 2^-32 rows, noise included. Proof: docs/proofs/sparse-vector.md.
@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivateAccessError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
-from langchain_dpicl.privacy.bounded import GRID, LARGEST, Closed, Floats
-from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.randomness import Coins, SecureRandom
+from langchain_dpicl.privacy.events import ComposedEvent, Event, PureEvent, RepeatedEvent
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Closed, Floats
+from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
 _STEPS = int(GRID)
 # The noise is rounded up by more than the rounding of the event can take away.
@@ -89,7 +90,7 @@ class Threshold(Closed):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SparseVectorTest(Closed):
+class SparseVectorTest(ReleaseTest):
     """Asks again and again whether rows are far from a public distribution, and pays for the answers "yes" alone.
 
     Formal guarantees:
@@ -139,6 +140,10 @@ class SparseVectorTest(Closed):
     def event(self) -> PureEvent:
         """The event of one run: any number of answers "below", and at most one "above"."""
         return PureEvent(2.0 / self.noise_multiplier)
+
+    def with_releases(self, event: Event, runs: int) -> Event:
+        """Returns the event of `runs` runs, each followed by one release of `event`."""
+        return ComposedEvent((RepeatedEvent(self.event, runs), RepeatedEvent(event, runs)))
 
     def statistic(self, rows: npt.NDArray[Any], public: npt.NDArray[Any]) -> float:
         """Returns how far the rows are from the public distribution, in rows; private.

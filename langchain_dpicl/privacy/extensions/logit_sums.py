@@ -1,9 +1,8 @@
-"""Logits to a bounded score, and how far that score can move. Knows no noise, no sampling, no model and no epsilon.
+"""Means of clipped logits over a public count, with the public model's own logits added.
 
-Siblings of the sums in `aggregation`: here a row is a vector of logits, the sum is scaled by a public count, and the
-public model's own logits are added to it. The scores lie on a public grid, so that float64 adds them exactly. A token
-drawn with probability proportional to exp(score / temperature) is the exponential mechanism (`GumbelMechanism`), its
-temperature the noise multiplier times the range declared here. Proof: docs/proofs/logit-sums.md.
+The scores lie on a public grid, so that float64 adds them exactly. A token drawn with probability proportional to
+exp(score / temperature) is the exponential mechanism (`GumbelMechanism`), its temperature the noise multiplier times
+the range declared here. Proof: docs/proofs/logit-sums.md.
 """
 
 from __future__ import annotations
@@ -16,9 +15,16 @@ from typing import Any, ClassVar, final
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.privacy._row_sums import MAX_WIDTH, _RowSum, matrix, row_appears
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_int, check_real, fail
-from langchain_dpicl.privacy.bounded import BoundedSum, Floats, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    MAX_WIDTH,
+    Aggregation,
+    BoundedSum,
+    Floats,
+    Sensitivity,
+    matrix,
+    row_appears,
+)
 
 _DIGITS = 31
 # Binary digits of a share on the grid: 2^20 shares stay within 2^51 steps, and so does a public score. Their sums, and
@@ -39,7 +45,7 @@ _WEIGHT_DIGITS = 2.0**40
 # Weights of the median are whole numbers below this: sums of 256 of them are exact in any order.
 
 
-class _LogitSum(_RowSum):
+class _LogitSum(Aggregation, is_base=True):
     """What the logit sums share: limits, grid and the public score."""
 
     __slots__ = ()
@@ -112,7 +118,7 @@ class _LogitSum(_RowSum):
         width: int,
         public: npt.NDArray[Any] | None = None,
     ) -> BoundedSum:
-        """Adds the rows' shares up, and the public score to them; see `_RowSum.bound`.
+        """Adds the rows' shares up, and the public score to them; see `Aggregation.bound`.
 
         Args:
           rows: real[n, d] logits, each row up to a constant of its own; with slots exactly `num_slots` rows.
@@ -122,7 +128,7 @@ class _LogitSum(_RowSum):
           public: real[d] logits of the public prompt, up to a constant; None: all equal. A NaN counts as -inf.
 
         Raises:
-          ConfigurationError: as `_RowSum.bound`, or another number of slots.
+          ConfigurationError: as `Aggregation.bound`, or another number of slots.
         """
         if row_shape == "slots" and np.shape(rows)[:1] != (self.num_slots,):
             raise fail(

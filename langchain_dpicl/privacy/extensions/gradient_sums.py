@@ -1,8 +1,8 @@
-"""Sums of gradients, each clipped to a public length, added up batch by batch. Knows no noise, no model and no epsilon.
+"""Sums of gradients, each clipped to a public length, added up batch by batch.
 
-A sibling of the sums in `aggregation`: here a row is one unit's gradient, far too wide for all rows to stand in memory
-at once. The sum is in units of the clip, on the public grid of 2^-32, so that adding is exact: batches may be cut and
-ordered in any way. Proof: docs/proofs/gradient-sums.md.
+A row is one unit's gradient, far too wide for all rows to stand in memory at once. The sum is in units of the clip, on
+the public grid of 2^-32, so that adding is exact: batches may be cut and ordered in any way. Proof:
+docs/proofs/gradient-sums.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
-from langchain_dpicl.privacy._row_sums import _RowSum, real_rows, row_appears
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
-from langchain_dpicl.privacy.bounded import GRID, LARGEST, BoundedSum, Closed, Floats, Sensitivity
+from langchain_dpicl.privacy.events import Event, GaussianEvent, SampledBallEvent
+from langchain_dpicl.privacy.mechanisms.bounded import (
+    GRID,
+    LARGEST,
+    Aggregation,
+    BoundedSum,
+    Closed,
+    Floats,
+    Sensitivity,
+    real_rows,
+    row_appears,
+)
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -40,7 +51,7 @@ _ROUND_UP = 1.0 + 2.0**-50
 
 @final
 @dataclass(frozen=True, slots=True)
-class ClippedGradientSum(_RowSum):
+class ClippedGradientSum(Aggregation):
     """Sum of rows clipped to `l2_clip_norm` in L2 and divided by it: v / max(l2_clip_norm, |v|).
 
     A row is the gradient of one unit: its examples are combined first and clipped once. A row of zeros, or with a NaN
@@ -90,11 +101,43 @@ class ClippedGradientSum(_RowSum):
         with np.errstate(all="ignore"):
             return _steps(given, self._rates(given)) / GRID + 0.0
 
-    def bound(self, rows: npt.NDArray[Any], *, row_shape: RowShape, adjacency: Adjacency, width: int) -> BoundedSum:
-        """Adds rows up, each clipped by itself first; see `_RowSum.bound` and `RunningSum`."""
+    def bound(
+        self,
+        rows: npt.NDArray[Any] | RunningSum,
+        *,
+        row_shape: RowShape,
+        adjacency: Adjacency,
+        width: int,
+        public: npt.NDArray[Any] | None = None,
+    ) -> BoundedSum:
+        """Adds rows up, each clipped by itself first; see `Aggregation.bound`.
+
+        Args:
+          rows: as for `Aggregation.bound`, or a running sum of this very aggregation, which is closed then.
+          row_shape: "units".
+          adjacency: "add_remove" or "replace_one".
+          width: d, public.
+          public: not read.
+
+        Raises:
+          ConfigurationError: a running sum of another plan or width, or one that was taken already.
+        """
+        del public
+        if type(rows) is RunningSum:
+            mine = (self, row_shape, adjacency, width)
+            found = (rows.aggregation, rows.row_shape, rows.adjacency, rows.width)
+            if found != mine:
+                raise fail("running sum", f"one of this plan, {mine}", found, "Make it with running_sum(plan, width).")
+            return rows.total()
         running = RunningSum(self, row_shape=row_shape, adjacency=adjacency, width=width)
         running.add(rows)
         return running.total()
+
+    def sampled_event(self, noise: Event, sampling_rate: float, adjacency: Adjacency) -> Event | None:
+        """Returns the event of vectors out of a ball: of a clipped gradient it is known that it is near to none."""
+        if isinstance(noise, GaussianEvent) and adjacency == "replace_one":
+            return SampledBallEvent(noise.noise_multiplier, sampling_rate)
+        return None
 
     def _rates(self, rows: npt.NDArray[Any]) -> Floats:
         """Returns float64[n, 1]: what each row is multiplied by to be in steps of the grid; 0 where it counts zero."""
@@ -157,7 +200,7 @@ class RunningSum(Closed):
     Formal guarantees:
       - `total()` is the sum of all rows added, each bounded by itself first, exactly; coordinates beyond 2^20 in
         magnitude, which only more than 2^20 rows make, are cut to it, which moves no two sums apart.
-      - Total in the numbers, and no rows at all give zeros: see `_RowSum.bound`.
+      - Total in the numbers, and no rows at all give zeros: see `Aggregation.bound`.
       - A batch is copied in pieces of at most 2^22 numbers, or one row, before it is looked at: what is measured is
         what is added. Beside that, memory of `width` integers is needed and no more.
 
@@ -253,3 +296,19 @@ class RunningSum(Closed):
 
     def __repr__(self) -> str:
         return "RunningSum(<private>)"
+
+
+def running_sum(plan: ReleasePlan, width: int) -> RunningSum:
+    """Returns an empty sum that takes private gradients batch by batch; `plan.bound` closes it.
+
+    Args:
+      plan: one that adds gradients.
+      width: parameters of a gradient, public.
+
+    Raises:
+      ConfigurationError: the plan does not add gradients, or a width out of range.
+    """
+    if not isinstance(plan.aggregation, ClippedGradientSum):
+        advice = "Other rows are bounded together, by bound()."
+        raise fail("aggregation", "clipped_gradient_sum for a running sum", plan.aggregation.name, advice)
+    return RunningSum(plan.aggregation, row_shape=plan.row_shape, adjacency=plan.adjacency, width=width)

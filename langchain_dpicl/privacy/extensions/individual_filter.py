@@ -1,7 +1,7 @@
 """An individual privacy filter: each unit pays for the releases that it takes part in, and for no other.
 
-Holds how often a unit may take part, what that costs whoever takes part most, and the balances. Knows no records, no
-similarity, no model and no ledger. A balance is private and never shown. Proof: docs/proofs/individual-filters.md.
+Holds how often a unit may take part, what that costs whoever takes part most, and the balances. A balance is private
+and never shown. Proof: docs/proofs/individual-filters.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, UnitVectorSum, VoteSum, VoteVectorSum
-from langchain_dpicl.privacy.bounded import BoundedSum, Closed, Sensitivity
 from langchain_dpicl.privacy.events import GaussianEvent, NoEvent, canonical_json
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, Release
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.pools import Opaque
-from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Ticket
 
 FILTER_TEMPLATE = "individual-filter"
