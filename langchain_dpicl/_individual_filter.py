@@ -16,7 +16,7 @@ from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import (
     ASKED_TEMPLATE,

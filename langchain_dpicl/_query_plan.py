@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets

@@ -18,7 +18,7 @@ from langchain_dpicl.backends.walk import Ask, Walk
 from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, noisy_index
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan

@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_real, fail
-from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
 from langchain_dpicl.privacy.extensions.count_histograms import (
     MAX_THRESHOLD,
     CountPlan,

@@ -26,9 +26,9 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import Event, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,

@@ -11,8 +11,8 @@ from typing import Any
 
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.extensions.unit_vector_sums import VoteVectorSum
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan

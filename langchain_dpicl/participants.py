@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.events import NoEvent
+from langchain_dpicl.privacy.accounting.events import NoEvent
 from langchain_dpicl.privacy.examples import Pool
 from langchain_dpicl.privacy.extensions.individual_filter import ASKED_TEMPLATE, Balances, ParticipationPlan
 from langchain_dpicl.privacy.mechanisms.noise import Release

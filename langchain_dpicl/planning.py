@@ -23,8 +23,8 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger import Ticket, event_of_tickets
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.row_design import RowDesign, redrawn

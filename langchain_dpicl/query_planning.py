@@ -25,8 +25,8 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation

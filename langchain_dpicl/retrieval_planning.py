@@ -14,8 +14,8 @@ import numpy as np
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Cost
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum

@@ -18,8 +18,8 @@ from langchain_dpicl.privacy._validate import (
     check_int,
     check_positive,
 )
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH, ClippedGradientSum
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets

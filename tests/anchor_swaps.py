@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.stores import LedgerStore
 from tests.durable import DictAnchor

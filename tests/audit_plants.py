@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import samples, voting
-from langchain_dpicl.privacy import _terms, accounting
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, SubsampledEvent
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting import normal_form as _terms
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl._ledger_files import export_lines
-from langchain_dpicl.privacy.events import GaussianEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.shares import Reservation

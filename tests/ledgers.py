@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
     GaussianEvent,

@@ -21,7 +21,7 @@ from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.results import AuditResult, Verdict
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
 from langchain_dpicl.privacy.ledger import Budget

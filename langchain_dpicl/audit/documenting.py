@@ -20,8 +20,8 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.documents_planning import DocumentsPlan
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.topic_examples import split_by_topics

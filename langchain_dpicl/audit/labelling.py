@@ -16,7 +16,7 @@ from langchain_dpicl.audit.games import Game
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.labelling import PromptPATELabeler
 from langchain_dpicl.labelling_planning import ANSWER_TEMPLATE, LABEL_TEMPLATE, SAMPLE_TEMPLATE, TEST_TEMPLATE
-from langchain_dpicl.privacy.events import Event, GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.label_tickets import TEACHERS, Teachers, label_release, label_tickets

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerAnchor
 from tests.ledgers import use_simple_prices

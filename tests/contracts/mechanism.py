@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy.events import event_from_dict, event_to_dict
+from langchain_dpicl.privacy.accounting.events import event_from_dict, event_to_dict
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, FixedNoise

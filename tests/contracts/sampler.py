@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from langchain_dpicl.privacy._validate import ADJACENCIES, ROW_SHAPES
-from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, SubsampledEvent
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, SeededRandom
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from tests.contracts.bindings import BindingContract

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, RESERVE
 from langchain_dpicl.privacy.stores import LedgerAnchor, LedgerStore

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from langchain_dpicl.privacy.events import GaussianEvent, SampledBallEvent
-from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, RunningSum, running_sum
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import (
+    ClippedGradientSum,
+    RunningSum,
+    SampledBallEvent,
+    running_sum,
+)
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.events import BoundedRangeEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
 from langchain_dpicl.privacy.extensions import joint_exponential as joint
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum

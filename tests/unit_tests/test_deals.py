@@ -28,8 +28,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     Event,
     ParallelEvent,
@@ -37,7 +36,7 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent, AllocatedSlots
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism

@@ -36,7 +36,7 @@ from langchain_dpicl import (
     get_privacy_budget_callback,
     verify_report,
 )
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.pools import Pool

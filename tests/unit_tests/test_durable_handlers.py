@@ -299,7 +299,7 @@ ELSEWHERE = """
 import json, sys
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.exceptions import DPICLError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Ticket
 
 handler = PrivacyBudgetCallbackHandler.open(sys.argv[1])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import langchain_dpicl.labelled_pool as room
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEntry
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import verify_report
 from tests.labelling_doubles import labeler

@@ -21,7 +21,7 @@ from langchain_dpicl.labelling_planning import (
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     GaussianEvent,

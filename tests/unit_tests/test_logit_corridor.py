@@ -23,7 +23,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     ParallelEvent,

@@ -16,7 +16,7 @@ from langchain_dpicl import plots
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.plots import MAX_BARS, plot_budget, plot_epsilon_delta
 from langchain_dpicl.privacy import report_deltas
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport
 from tests.ledgers import use_simple_prices

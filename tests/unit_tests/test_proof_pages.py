@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import langchain_dpicl.privacy
-from langchain_dpicl.privacy.events import EVENT_TYPES
+from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, Closed, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism, NoisyMax
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest

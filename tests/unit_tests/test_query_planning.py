@@ -13,7 +13,7 @@ from scipy import stats
 from langchain_dpicl import query_planning
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     GaussianEvent,
     PureEvent,

@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy import ledger
-from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores.balances import SQLiteBalances

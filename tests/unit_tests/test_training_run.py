@@ -31,8 +31,8 @@ from langchain_dpicl.exceptions import (
     TrainingInterruptedError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SampledBallEvent, SubsampledEvent
-from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum, SampledBallEvent
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits

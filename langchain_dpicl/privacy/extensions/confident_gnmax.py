@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.events import GaussianEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation, BoundedSum, Floats, Norm, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import ROUND_UP, Mechanism, Release, grid_step, rounded
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, Noise, SecureRandom

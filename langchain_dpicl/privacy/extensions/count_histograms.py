@@ -17,7 +17,14 @@ from typing import Any, ClassVar, TypeAlias, final
 import numpy as np
 
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, check_real, fail
-from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, GaussianEvent, PureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import (
+    ComposedEvent,
+    Event,
+    FailureEvent,
+    GaussianEvent,
+    PureEvent,
+    canonical_json,
+)
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Closed, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom

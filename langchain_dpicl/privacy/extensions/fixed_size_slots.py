@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import RowShape, check_int
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import Sample, Sampler, amplified
 

@@ -12,14 +12,19 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, NoReturn, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_ndtr
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
-from langchain_dpicl.privacy.events import Event, GaussianEvent, SampledBallEvent
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, SubsampledEvent, is_positive, require
+from langchain_dpicl.privacy.accounting.normal_form import ExtensionEvent, Step, Terms, dominates
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile, symmetric
 from langchain_dpicl.privacy.mechanisms.bounded import (
     GRID,
     LARGEST,
@@ -47,6 +52,115 @@ _COPIED, _MANY, _MOST_THREADS = 2**22, 2**21, 8
 _LEAST_EXPONENT = -900
 # A row below 2^-900 is zero on the grid, whatever the clip; its exponent is cut so that no power of two overflows.
 _ROUND_UP = 1.0 + 2.0**-50
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBallEvent(ExtensionEvent):
+    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), x being the sum of the vectors of one secret sample.
+
+    Each unit is in the sample independently with probability `sampling_rate`; then it adds one vector of a ball around
+    zero, else nothing. The sensitivity is that of the adjacency in force: the ball's radius under `add_remove`, where
+    this is a `SubsampledEvent` of a `GaussianEvent`, and its diameter under `replace_one`, where that knows less.
+
+    Attributes:
+      noise_multiplier: standard deviation over the L2 sensitivity, > 0.
+      sampling_rate: probability, in (0, 1].
+
+    Raises:
+      UnknownEventError: the multiplier or the rate is out of range.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    kind: ClassVar[str] = "sampled_ball"
+    own_adjacencies: ClassVar[frozenset[str]] = frozenset({"add_remove", "replace_one"})
+
+    def __post_init__(self) -> None:
+        require(is_positive(self.noise_multiplier), "SampledBallEvent", "noise_multiplier > 0", self.noise_multiplier)
+        ok = is_positive(self.sampling_rate) and self.sampling_rate <= 1
+        require(ok, "SampledBallEvent", "0 < sampling_rate <= 1", self.sampling_rate)
+
+    def reduced(self) -> Event | Step:
+        """Returns a Gaussian where everybody is in the sample, else one step."""
+        if self.sampling_rate == 1:
+            return GaussianEvent(self.noise_multiplier)
+        return BallStep(1.0 / float(self.noise_multiplier), float(self.sampling_rate))
+
+    def outweighs(self, other: Event) -> bool:
+        """Compares the two numbers of two such events, as of sampled Gaussians."""
+        if not isinstance(other, SampledBallEvent):
+            return False
+        mine, theirs = (SubsampledEvent(GaussianEvent(e.noise_multiplier), e.sampling_rate) for e in (self, other))
+        return dominates(mine, theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class BallStep(Step):
+    """One Gaussian release of a sample's sum of vectors out of a ball.
+
+    Attributes:
+      mu: sensitivity over the noise; under replace_one that of the ball's diameter.
+      rate: of the sample, below 1.
+    """
+
+    mu: float
+    rate: float
+    bound_name: ClassVar[str] = "one sampled release, closed form"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the noise is infinite."""
+        return self.mu == 0.0
+
+    @property
+    def is_bounded(self) -> bool:
+        """See `Terms.is_bounded`."""
+        return Terms(mu_squared=self.mu * self.mu).is_bounded
+
+    @property
+    def key(self) -> tuple[float, float]:
+        """See `Step`."""
+        return self.mu, self.rate
+
+    def profile(self, adjacency: Adjacency) -> Profile:
+        """See `Step`."""
+        return _ball_step(self.mu, self.rate, adjacency)
+
+
+@lru_cache(maxsize=256)
+def _ball_step(mu: float, rate: float, adjacency: Adjacency) -> Profile:
+    """One Gaussian release of a sample's sum of vectors out of a ball; under replace_one mu is that of its diameter."""
+    if adjacency == "replace_one":
+        return replaced_in_ball(mu / 2.0, rate)
+    return profiles.amplified(profiles.gaussian(mu), rate)
+
+
+def replaced_in_ball(mu: float, rate: float) -> Profile:
+    """Poisson sampling under replace_one of vectors out of a ball of radius mu, in deviations of the Gaussian noise.
+
+    The pair ((1 - rate) N(0, 1) + rate N(mu, 1), (1 - rate) N(0, 1) + rate N(-mu, 1)), for 0 < rate < 1: no two
+    vectors of the ball are told apart better than opposite ones.
+
+    Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
+    """
+    stays, joins = math.log1p(-rate), math.log(rate)
+
+    def odds(t: float) -> float:  # log(1 - rate + rate e^(mu t - mu^2 / 2))
+        return float(np.logaddexp(stays, joins + mu * t - mu * mu / 2.0))
+
+    def curve(x: FloatArray) -> FloatArray:
+        with np.errstate(divide="ignore"):  # at x = 0 the logarithm is -inf, and the threshold 0
+            log_rise = x + np.log(-np.expm1(-x))  # log(e^x - 1)
+        # The loss exceeds x beyond t, where e^(mu t) solves a quadratic equation.
+        log_half = stays + log_rise - math.log(2.0) - joins + mu * mu / 2.0 - x / 2.0
+        root = np.where(log_half > 300.0, log_half + math.log(2.0), np.arcsinh(np.exp(np.minimum(log_half, 300.0))))
+        t = (x / 2.0 + root) / mu
+        gain = np.exp(joins + log_ndtr(mu - t)) - np.exp(joins + x + log_ndtr(-mu - t))
+        delta: FloatArray = np.maximum(gain - np.exp(stays + log_rise + log_ndtr(-t)), 0.0)
+        return delta
+
+    far = mu + 9.0  # Phi(-9) < TAIL
+    return symmetric(curve, odds(far) - odds(-far))
 
 
 @final

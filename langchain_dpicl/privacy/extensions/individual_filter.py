@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
-from langchain_dpicl.privacy.events import GaussianEvent, NoEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent, canonical_json
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Closed, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release

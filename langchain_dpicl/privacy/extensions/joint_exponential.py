@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, fail
-from langchain_dpicl.privacy.events import BoundedRangeEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
 from langchain_dpicl.privacy.mechanisms.bounded import (
     LARGEST,
     Aggregation,

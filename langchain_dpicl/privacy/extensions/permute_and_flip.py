@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Norm
 from langchain_dpicl.privacy.mechanisms.noise import NoisyMax, Release
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, Noise, SecureRandom

@@ -7,14 +7,15 @@ may do anything. A new class takes a proof page, the contract tests and an entry
 from __future__ import annotations
 
 from langchain_dpicl.privacy._validate import check_choice
+from langchain_dpicl.privacy.accounting.events import CORE_EVENTS, Event
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, SampledBallEvent
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
-from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent, AllocatedSlots
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
@@ -37,6 +38,9 @@ PROVED: dict[str, tuple[type, ...]] = {
     "test": (SparseVectorTest,),
 }
 """What a plan accepts beside the classes of `privacy.mechanisms`, by field."""
+
+EVENT_TYPES: tuple[type[Event], ...] = (*CORE_EVENTS, SampledBallEvent, AllocatedEvent)
+"""Every event that has a price and a JSON form."""
 
 SAMPLERS: dict[str, type[Sampler]] = {
     cls.name: cls for cls in (PoissonSlots, PoissonUnits, BalancedSlots, PartitionedSlots, AllocatedSlots)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivateAccessError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.events import ComposedEvent, Event, PureEvent, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
 from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Closed, Floats
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest

@@ -20,7 +20,7 @@ from langchain_dpicl.privacy._validate import (
     check_int,
     fail,
 )
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Norm: TypeAlias = Literal["l2", "range", "linf"]

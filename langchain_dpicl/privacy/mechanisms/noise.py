@@ -19,7 +19,7 @@ import numpy as np
 
 from langchain_dpicl.exceptions import SensitivityError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, GaussianEvent, RepeatedEvent
 from langchain_dpicl.privacy.mechanisms.bounded import (
     GRID,
     LARGEST,

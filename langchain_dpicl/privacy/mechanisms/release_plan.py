@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
-from langchain_dpicl.privacy.events import ComposedEvent, Event, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, RepeatedEvent
 from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, Closed, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Mechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from langchain_dpicl.privacy._validate import RowShape, check_int, check_real
-from langchain_dpicl.privacy.events import Event, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import Event, SubsampledEvent
 from langchain_dpicl.privacy.mechanisms.bounded import Closed
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 

@@ -195,7 +195,7 @@ def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() ->
 
 
 def test_a_false_claim_is_violated_with_a_lower_bound_above_it() -> None:
-    from langchain_dpicl.privacy.events import GaussianEvent
+    from langchain_dpicl.privacy.accounting.events import GaussianEvent
 
     # A mu of 2 is lost and 0.5 is claimed; missed with a chance below 1e-9.
     result = play(dataclasses.replace(SMALL, runs=400, law=None), claim=GaussianEvent(2.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests.anchor_swaps import after_next_commit, opened, race

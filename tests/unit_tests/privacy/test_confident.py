@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
-from langchain_dpicl.privacy.events import BoundedRangeEvent, GaussianEvent, PureEvent, RepeatedEvent, ZCdpEvent
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    ZCdpEvent,
+)
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests.ledgers import records, use_simple_prices

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy.events import BoundedRangeEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
 from langchain_dpicl.privacy.extensions import joint_exponential as joint
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity

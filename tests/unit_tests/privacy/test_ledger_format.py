@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.privacy import stores
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, PureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, PureEvent, canonical_json
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from tests.ledgers import budget, private, share_of, use_simple_prices

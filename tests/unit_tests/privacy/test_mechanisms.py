@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import BoundedRangeEvent, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms

@@ -23,7 +23,7 @@ from scipy import stats
 from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivateAccessError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import ComposedEvent, NoEvent, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, NoEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan, participation_plan
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum

@@ -12,7 +12,7 @@ import pytest
 from scipy import optimize, stats
 
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism

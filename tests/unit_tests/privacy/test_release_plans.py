@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum

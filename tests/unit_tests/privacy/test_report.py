@@ -14,7 +14,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
-from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report

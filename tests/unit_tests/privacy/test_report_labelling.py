@@ -18,7 +18,7 @@ from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.events import Event, canonical_json
+from langchain_dpicl.privacy.accounting.events import Event, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.label_tickets import label_release
 from langchain_dpicl.privacy.ledger import Budget

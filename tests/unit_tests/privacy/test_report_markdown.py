@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy import events
-from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
+from langchain_dpicl.privacy.accounting import events
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Ticket
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report

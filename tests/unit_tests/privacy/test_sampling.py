@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import PureEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.registry import SAMPLERS
 from langchain_dpicl.privacy.mechanisms import sampling

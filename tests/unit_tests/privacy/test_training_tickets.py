@@ -14,8 +14,9 @@ import pytest
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import GaussianEvent, SampledBallEvent, SubsampledEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism

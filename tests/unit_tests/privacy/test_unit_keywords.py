@@ -15,7 +15,7 @@ from scipy import stats
 
 from langchain_dpicl import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,

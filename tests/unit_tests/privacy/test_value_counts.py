@@ -19,8 +19,7 @@ from langchain_dpicl import ConfigurationError
 from langchain_dpicl.discovery_planning import noise_margin, plan_discovery
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     FailureEvent,
     GaussianEvent,
@@ -38,6 +37,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     rounded_up,
     tail_bound,
 )
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.unit_values import UNITS, UnitValues, normalized
 

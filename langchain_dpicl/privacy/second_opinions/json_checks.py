@@ -12,7 +12,7 @@ from typing import Any
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,

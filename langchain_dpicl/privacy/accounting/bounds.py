@@ -1,19 +1,28 @@
-"""From the normal form of an event to every bound we can prove for it. Knows no grid and no second opinion."""
+"""Prices the normal form of an event: the least of every bound that is proved for it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from langchain_dpicl.privacy import _allocation
-from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._grid import Bound, CurveBound, GridBound, MomentBound, Steps, compose, deltas
-from langchain_dpicl.privacy._profiles import FloatArray, Profile
-from langchain_dpicl.privacy._terms import Terms
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.normal_form import Terms, World
+from langchain_dpicl.privacy.accounting.pld_grid import (
+    Bound,
+    CurveBound,
+    GridBound,
+    MomentBound,
+    Steps,
+    compose,
+    deltas,
+)
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -35,8 +44,7 @@ def steps(terms: Terms, adjacency: Adjacency) -> tuple[tuple[Profile, int], ...]
     if terms.ranges or terms.rho > 0:
         found.append((_range_block(terms), 1))
     found.extend((_sampled_step(base, rate, adjacency), count) for base, rate, count in terms.sampled)
-    found.extend((_ball_step(mu, rate, adjacency), count) for mu, rate, count in terms.balls)
-    found.extend((allocated_step(*deal, adjacency), count) for *deal, count in terms.allocated)
+    found.extend((step.profile(adjacency), count) for step, count in terms.others)
     return tuple(found)
 
 
@@ -67,23 +75,6 @@ def _sampled_step(base: Terms, rate: float, adjacency: Adjacency) -> Profile:
     """One release, or a block of them, on one secret sample: composed inside, amplified once."""
     profile = as_one(base, adjacency)
     return profiles.symmetrised(profile, rate) if adjacency == "replace_one" else profiles.amplified(profile, rate)
-
-
-@lru_cache(maxsize=256)
-def _ball_step(mu: float, rate: float, adjacency: Adjacency) -> Profile:
-    """One Gaussian release of a sample's sum of vectors out of a ball; under replace_one mu is that of its diameter."""
-    if adjacency == "replace_one":
-        return profiles.replaced_in_ball(mu / 2.0, rate)
-    return profiles.amplified(profiles.gaussian(mu), rate)
-
-
-@lru_cache(maxsize=256)
-def allocated_step(base: Terms, num_batches: int, rate: float, adjacency: Adjacency) -> Profile:
-    """All releases on one secret deal: composed inside a batch, allocated, and sampled on top."""
-    if adjacency == "replace_one":  # `readings` does not ask for it; no theorem, so one batch's price
-        return profiles.symmetrised(as_one(base, adjacency), rate)
-    profile = _allocation.allocated(as_one(base, adjacency), num_batches)
-    return profile if rate == 1.0 else profiles.amplified(profile, rate)
 
 
 def as_one(terms: Terms, adjacency: Adjacency) -> Profile:
@@ -118,15 +109,14 @@ def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
 def bounds(terms: Terms, adjacency: Adjacency, *, is_coarse: bool) -> tuple[Bound, ...]:
     """All bounds we can prove for a composition that is private and not empty; the least of them is its price."""
     inside = steps(terms, adjacency)
-    is_sampled = bool(terms.sampled or terms.balls)
-    found: list[Bound] = [] if is_sampled or terms.allocated else _closed_forms(terms)
+    found: list[Bound] = [] if terms.sampled or terms.others else _closed_forms(terms)
     if len(inside) > 1 or inside[0][1] > 1:
         found.append(compose(inside, is_coarse=is_coarse))
         found.extend(_sum_of_pure(inside))
-    elif is_sampled:
+    elif terms.sampled:
         found.append(CurveBound("one sampled release, closed form", inside[0][0]))
-    elif terms.allocated:
-        found.append(CurveBound("random allocation", inside[0][0]))
+    elif terms.others:
+        found.append(CurveBound(terms.others[0][0].bound_name, inside[0][0]))
     elif terms.ranges:
         found.append(CurveBound("bounded-range block", inside[0][0]))
     return tuple(found)
@@ -157,3 +147,53 @@ def _closed_forms(terms: Terms) -> list[Bound]:
     pure_rho = math.fsum(_PURE_RHO * count * epsilon**2 for epsilon, count in terms.pure)
     rho = terms.rho + terms.range_rho + terms.mu_squared / 2.0 + pure_rho
     return [*found, CurveBound("zCDP conversion", profiles.zcdp(rho))]
+
+
+# --- the price of one world -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The least bound on a world; remembered, so it holds no distributions.
+
+    Attributes:
+      world: what is priced.
+      delta: what the world's failures leave of the delta that was asked for.
+      removed: epsilon of removals.
+      added: epsilon of additions.
+      engine: what proved the bound.
+      error: how far the bound may lie above the epsilon of the dominating pairs.
+    """
+
+    world: World
+    delta: float
+    removed: float
+    added: float
+    engine: str
+    error: float = 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of both orders."""
+        return max(self.removed, self.added)
+
+
+def price_of(world: World, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
+    """The least bound on a world at `delta`, of which its failures are taken here and nowhere else."""
+    terms, left = world.terms, world.delta_left(delta)
+    if not terms.is_bounded:
+        return Price(world, left, math.inf, math.inf, "not private")
+    if left <= 0.0:
+        return Price(world, left, math.inf, math.inf, "failures alone reach delta")
+    if terms.is_empty:
+        return Price(world, left, 0.0, 0.0, "nothing released")
+    prices = list(_bound_prices(bounds(terms, adjacency, is_coarse=is_coarse), world, left))
+    if any(price.epsilon == math.inf for price in prices):
+        prices.extend(_bound_prices((last_resort(terms, adjacency),), world, left))
+    return min(prices, key=lambda price: price.epsilon)
+
+
+def _bound_prices(found: tuple[Bound, ...], world: World, left: float) -> Iterator[Price]:
+    for bound in found:
+        removed, added = bound.epsilons(left)
+        yield Price(world, left, removed, added, bound.name, bound.error(left))

@@ -1,23 +1,22 @@
-"""The normal form of an event: what it consists of, how often. Knows no curve, no epsilon and no accountant.
+"""Brings an event to its normal form: what it consists of, and how often, at each place that a unit may have.
 
 Two events that mean the same are the same `Terms`, so counts add up and the order of composition cannot matter.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.amounts import effective_delta, exact, round_up
-from langchain_dpicl.privacy.events import (
-    EVENT_TYPES,
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
+    CORE_EVENTS,
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -28,14 +27,75 @@ from langchain_dpicl.privacy.events import (
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
     ZCdpEvent,
+    event_types,
 )
+from langchain_dpicl.privacy.amounts import effective_delta, exact, round_up
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.accounting.profiles import Profile
 
 _MAX_WORLDS = 5_000
 _MAX_COUNT = 10**12
 _HOPELESS = 1e9
+
+
+class Step:
+    """Base of the steps that extensions price: frozen dataclasses, sorted by class and fields.
+
+    Attributes:
+      bound_name: what the bound on a single one is called.
+    """
+
+    __slots__ = ()
+    bound_name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether nothing about private data leaves."""
+
+    @property
+    @abstractmethod
+    def is_bounded(self) -> bool:
+        """Whether a finite price is worth computing."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]:
+        """The fields, in their order."""
+
+    @abstractmethod
+    def profile(self, adjacency: Adjacency) -> Profile:
+        """Returns a dominating pair of one step."""
+
+    def __lt__(self, other: Step) -> bool:
+        return (type(self).__name__, self.key) < (type(other).__name__, other.key)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionEvent(Event):
+    """Base of the events of extensions, which say themselves what they consist of.
+
+    Attributes:
+      own_adjacencies: neighbouring relations under which `reduced` is proved; elsewhere `bounded_by` is priced alone.
+    """
+
+    own_adjacencies: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def reduced(self) -> Event | Step:
+        """Returns an event that means the same, or the step that it is."""
+
+    @property
+    def bounded_by(self) -> Event | None:
+        """Another event that costs at least as much and is priced as well, or None."""
+        return None
+
+    @abstractmethod
+    def outweighs(self, other: Event) -> bool:
+        """Returns whether this visibly costs at least what `other` does."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -48,8 +108,7 @@ class Terms:
       ranges: (bound, count) of the unsampled bounded-range steps.
       rho: all unsampled zCDP steps together.
       sampled: (what is done on one secret sample, its rate, count).
-      balls: (mu, rate, count) of Gaussians on a sample's sum of vectors out of a ball.
-      allocated: (what is done on each batch, batches, rate, count).
+      others: (step, count) of what extensions price.
       is_private: False if anything was released without protection.
     """
 
@@ -58,8 +117,7 @@ class Terms:
     ranges: tuple[tuple[float, int], ...] = ()
     rho: float = 0.0
     sampled: tuple[tuple[Terms, float, int], ...] = ()
-    balls: tuple[tuple[float, float, int], ...] = ()
-    allocated: tuple[tuple[Terms, int, float, int], ...] = ()
+    others: tuple[tuple[Step, int], ...] = ()
     is_private: bool = True
 
     @property
@@ -107,8 +165,7 @@ class _Tally:
         self.ranges: Counter[float] = Counter()
         self.rho: Counter[float] = Counter()
         self.sampled: Counter[tuple[Terms, float]] = Counter()
-        self.balls: Counter[tuple[float, float]] = Counter()
-        self.allocated: Counter[tuple[Terms, int, float]] = Counter()
+        self.others: Counter[Step] = Counter()
         self.failures: Counter[float] = Counter()
         self.is_private = True
 
@@ -127,10 +184,8 @@ class _Tally:
                     self.add(part, count)
             case SubsampledEvent():
                 self._add_sampled(event, count)
-            case SampledBallEvent():
-                self._add_ball(event, count)
-            case AllocatedEvent():
-                self._add_allocated(event, count)
+            case ExtensionEvent():
+                self._add_extension(event, count)
             case NonPrivateEvent():
                 self.is_private = False
             case _:
@@ -165,23 +220,14 @@ class _Tally:
         if not base.is_empty:
             self.sampled[base, float(event.sampling_rate)] += count
 
-    def _add_ball(self, event: SampledBallEvent, count: int) -> None:
-        if event.sampling_rate == 1:
-            self.add(GaussianEvent(event.noise_multiplier), count)
+    def _add_extension(self, event: ExtensionEvent, count: int) -> None:
+        reduced = event.reduced()
+        if isinstance(reduced, Event):
+            self.add(reduced, count)
             return
-        mu = 1.0 / float(event.noise_multiplier)
-        self.is_private = self.is_private and Terms(mu_squared=mu * mu).is_bounded
-        if mu > 0:
-            self.balls[mu, float(event.sampling_rate)] += count
-
-    def _add_allocated(self, event: AllocatedEvent, count: int) -> None:
-        if event.num_batches == 1:
-            self.add(one_batch(event), count)
-            return
-        base = normal_form(event.event)
-        self.is_private = self.is_private and base.is_bounded
-        if not base.is_empty:
-            self.allocated[base, event.num_batches, float(event.sampling_rate)] += count
+        self.is_private = self.is_private and reduced.is_bounded
+        if not reduced.is_empty:
+            self.others[reduced] += count
 
     def terms(self) -> Terms:
         """The normal form of everything added."""
@@ -191,8 +237,7 @@ class _Tally:
             ranges=tuple(sorted((value, count) for value, count in self.ranges.items() if count)),
             rho=math.fsum(value * count for value, count in self.rho.items()),
             sampled=tuple(sorted((base, rate, count) for (base, rate), count in self.sampled.items() if count)),
-            balls=tuple(sorted((*ball, count) for ball, count in self.balls.items() if count)),
-            allocated=tuple(sorted((*deal, count) for deal, count in self.allocated.items() if count)),
+            others=tuple(sorted((step, count) for step, count in self.others.items() if count)),
             is_private=self.is_private,
         )
 
@@ -203,9 +248,10 @@ class _Tally:
 
 def check_event(event: object) -> None:
     """Refuses what is not exactly one of the priced classes; a subclass may mean something else."""
-    if type(event) not in EVENT_TYPES:
+    if type(event) not in CORE_EVENTS and type(event) not in event_types():
+        names = ", ".join(cls.__name__ for cls in event_types())
         raise UnknownEventError(
-            f"event: expected one of {', '.join(cls.__name__ for cls in EVENT_TYPES)}, found {type(event).__name__}. "
+            f"event: expected one of {names}, found {type(event).__name__}. "
             "An event without a theorem here has no price."
         )
 
@@ -229,34 +275,25 @@ def _world(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -
     return World(tally.terms(), tally.failure(), labels)
 
 
-def one_batch(event: AllocatedEvent) -> Event:
-    """What one batch of a deal costs: parallel composition, as a unit stands in one batch at most."""
-    return SubsampledEvent(event.event, event.sampling_rate)
-
-
 def readings(event: Event, adjacency: Adjacency) -> tuple[Event, ...]:
-    """Events each of which bounds `event`: itself, and every deal read as parallel composition.
+    """Events each of which bounds `event`: itself, and one in which what extensions bound otherwise is replaced.
 
-    Under `replace_one` the second only: there is no theorem for a unit that is replaced inside a secret batch.
+    Only the second where an extension has no theorem of its own for the adjacency.
     """
-    if not any(_deals(event)):
+    found = [part for part in _extensions(event) if part.bounded_by is not None]
+    if not found:
         return (event,)
-    in_parallel = _rewritten(event, {}, is_parallel=True)
-    return (in_parallel,) if adjacency == "replace_one" else (event, in_parallel)
+    bounding = _rewritten(event, {}, is_bounding=True)
+    is_priced = all(adjacency in part.own_adjacencies for part in found)
+    return (event, bounding) if is_priced else (bounding,)
 
 
-def _deals(event: Event) -> Iterator[AllocatedEvent]:
-    match event:
-        case AllocatedEvent():
-            yield event
-        case RepeatedEvent() | SubsampledEvent():
-            yield from _deals(event.event)
-        case ComposedEvent():
-            for part in event.events:
-                yield from _deals(part)
-        case ParallelEvent():
-            for _, branch in event.branches:
-                yield from _deals(branch)
+def _extensions(event: Event) -> Iterator[ExtensionEvent]:
+    if isinstance(event, ExtensionEvent):
+        yield event
+        return
+    for part in event.parts:
+        yield from _extensions(part)
 
 
 def worlds(event: Event, adjacency: Adjacency) -> tuple[World, ...]:
@@ -292,20 +329,16 @@ class _Place:
 
 
 def _parallels(event: Event) -> Iterator[ParallelEvent]:
-    match event:
-        case ParallelEvent():
-            yield event
-            for _, branch in event.branches:
-                if any(_parallels(branch)):
-                    raise UnknownEventError(
-                        "ParallelEvent: expected branches without further ParallelEvents, found a nested one. "
-                        "Split by the combined label instead."
-                    )
-        case RepeatedEvent() | SubsampledEvent() | AllocatedEvent():
-            yield from _parallels(event.event)
-        case ComposedEvent():
-            for part in event.events:
-                yield from _parallels(part)
+    if isinstance(event, ParallelEvent):
+        yield event
+        if any(True for branch in event.parts for _ in _parallels(branch)):
+            raise UnknownEventError(
+                "ParallelEvent: expected branches without further ParallelEvents, found a nested one. "
+                "Split by the combined label instead."
+            )
+        return
+    for part in event.parts:
+        yield from _parallels(part)
 
 
 def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_Place]:
@@ -343,8 +376,6 @@ def _undominated(rows: _Rows, keep: int) -> list[str]:
 
 def dominates(large: Event, small: Event) -> bool:
     """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker, or not sampled."""
-    if isinstance(large, SampledBallEvent) and isinstance(small, SampledBallEvent):
-        large, small = _as_sampled(large), _as_sampled(small)  # compared by the same two numbers
     match large, small:
         case (_, NoEvent()) | (NonPrivateEvent(), _):
             return True
@@ -352,9 +383,8 @@ def dominates(large: Event, small: Event) -> bool:
             return large.count >= small.count and dominates(large.event, small.event)
         case (_, SubsampledEvent()):
             return _dominates_sample(large, small)
-        case (AllocatedEvent(), AllocatedEvent()):  # more batches hide a unit better
-            is_wider = large.num_batches <= small.num_batches and large.sampling_rate >= small.sampling_rate
-            return is_wider and dominates(large.event, small.event)
+        case (ExtensionEvent(), _):
+            return large.outweighs(small)
         case (ComposedEvent(), ComposedEvent()):
             return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
         case _:
@@ -366,11 +396,6 @@ def _dominates_sample(large: Event, small: SubsampledEvent) -> bool:
     if isinstance(large, SubsampledEvent) and large.sampling_rate >= small.sampling_rate:
         return dominates(large.event, small.event) or dominates(large, small.event)
     return dominates(large, small.event)
-
-
-def _as_sampled(event: SampledBallEvent) -> Event:
-    """What it is under add_remove."""
-    return SubsampledEvent(GaussianEvent(event.noise_multiplier), event.sampling_rate)
 
 
 def _weight(event: Event) -> float:
@@ -390,21 +415,10 @@ def _weight(event: Event) -> float:
             return math.nan
 
 
-def _rewritten(event: Event, place: dict[ParallelEvent, Event], *, is_parallel: bool = False) -> Event:
-    """The event with every split where a unit has its place in it, and, if asked, every deal as one batch."""
-
-    def again(part: Event) -> Event:
-        return _rewritten(part, place, is_parallel=is_parallel)
-
-    match event:
-        case ParallelEvent() if event in place:
-            return place[event]
-        case ParallelEvent():
-            return ParallelEvent(event.partition, tuple((label, again(branch)) for label, branch in event.branches))
-        case AllocatedEvent() if is_parallel:
-            return again(one_batch(event))
-        case RepeatedEvent() | SubsampledEvent() | AllocatedEvent():
-            return dataclasses.replace(event, event=again(event.event))
-        case ComposedEvent():
-            return ComposedEvent(tuple(map(again, event.events)))
-    return event
+def _rewritten(event: Event, place: dict[ParallelEvent, Event], *, is_bounding: bool = False) -> Event:
+    """The event with every split where a unit has its place in it, and, if asked, with what bounds its extensions."""
+    if isinstance(event, ParallelEvent) and event in place:
+        return place[event]
+    if is_bounding and isinstance(event, ExtensionEvent) and event.bounded_by is not None:
+        return _rewritten(event.bounded_by, place, is_bounding=True)
+    return event.with_parts(tuple(_rewritten(part, place, is_bounding=is_bounding) for part in event.parts))

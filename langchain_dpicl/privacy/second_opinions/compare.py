@@ -1,7 +1,7 @@
 """Compares a price with other computations, which start from the event again.
 
 One walk over the event finds the terms and failures of the costliest place anew; what the first reading
-(`_terms.worlds`) has lost shows as another price. Then other accountants are asked about the terms that were found.
+(`normal_form.worlds`) has lost shows as another price. Then other accountants are asked about the terms found.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy import _allocation_opinion, _engine, _opinions
-from langchain_dpicl.privacy._grid import CurveBound, GridBound
-from langchain_dpicl.privacy._opinions import Opinion
-from langchain_dpicl.privacy._prices import Price, price_of
-from langchain_dpicl.privacy._terms import Terms, World, normal_form, one_batch
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.amounts import exact, round_up
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting import bounds as engine
+from langchain_dpicl.privacy.accounting.bounds import Price, price_of
+from langchain_dpicl.privacy.accounting.epsilon import Opinion
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
     FailureEvent,
@@ -29,6 +25,11 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.accounting.normal_form import Terms, World, normal_form
+from langchain_dpicl.privacy.accounting.pld_grid import CurveBound, GridBound
+from langchain_dpicl.privacy.amounts import exact, round_up
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent, DealStep
+from langchain_dpicl.privacy.second_opinions import accountants, allocation
 
 
 @lru_cache(maxsize=256)
@@ -66,29 +67,30 @@ def _priced_again(event: Event, price: Price, *, delta: float, adjacency: Adjace
 def _ask_all(price: Price, *, adjacency: Adjacency) -> Iterator[Opinion | str]:
     """prv-accountant where it has a theorem and is sound; else our own transform; an attack where we know one."""
     terms, delta = price.world.terms, price.delta
-    parts = _opinions.prv_parts(terms, adjacency)
+    parts = accountants.prv_parts(terms, adjacency)
     if parts is not None:
-        answer = _opinions.prv_opinion(parts, delta=delta, price=price.removed)
+        answer = accountants.prv_opinion(parts, delta=delta, price=price.removed)
         yield _agreeing(answer, price.removed, price.error)
         if isinstance(answer, Opinion):
             return
     else:
         yield "prv-accountant: no theorem for these steps, or unsound on them"
     if terms.ranges and terms == Terms(ranges=terms.ranges):
-        yield _agreeing(_opinions.attack_opinion(terms.ranges, delta=delta), price.epsilon, 0.0)
+        yield _agreeing(accountants.attack_opinion(terms.ranges, delta=delta), price.epsilon, 0.0)
     yield from _allocation_opinions(terms, delta=delta, adjacency=adjacency)
     yield _own_transform(price, adjacency=adjacency)
 
 
 def _allocation_opinions(terms: Terms, *, delta: float, adjacency: Adjacency) -> Iterator[Opinion | str]:
     """Recomputes every deal by itself, in both orders; what one of them costs, all together cost."""
-    for base, num_batches, rate, _ in terms.allocated:
-        step = _engine.allocated_step(base, num_batches, rate, adjacency)
-        batch = _engine.as_one(base, adjacency)
-        is_all = terms == Terms(allocated=((base, num_batches, rate, 1),))
-        for is_added, value in enumerate(CurveBound("random allocation", step).epsilons(delta)):
-            answer = _allocation_opinion.allocation_opinion(
-                batch, num_batches, rate, delta=delta, is_added=bool(is_added)
+    for step, _ in terms.others:
+        if not isinstance(step, DealStep):
+            continue
+        batch = engine.as_one(step.base, adjacency)
+        is_all = terms == Terms(others=((step, 1),))
+        for is_added, value in enumerate(CurveBound("random allocation", step.profile(adjacency)).epsilons(delta)):
+            answer = allocation.allocation_opinion(
+                batch, step.num_batches, step.rate, delta=delta, is_added=bool(is_added)
             )
             answer = _agreeing(answer, value, 0.0)
             if isinstance(answer, Opinion):
@@ -98,17 +100,17 @@ def _allocation_opinions(terms: Terms, *, delta: float, adjacency: Adjacency) ->
 
 def _own_transform(price: Price, *, adjacency: Adjacency) -> Opinion | str:
     """Recomputes the composed bound; where another bound won, the interval says so by reaching below it."""
-    steps, delta = _engine.steps(price.world.terms, adjacency), price.delta
+    steps, delta = engine.steps(price.world.terms, adjacency), price.delta
     if price.added > price.removed:
         steps = tuple((profile.reversed(), count) for profile, count in steps)
-    found = _engine.bounds(price.world.terms, adjacency, is_coarse=False)
+    found = engine.bounds(price.world.terms, adjacency, is_coarse=False)
     composed = next((bound for bound in found if isinstance(bound, GridBound)), None)
     value, error = price.epsilon, price.error
     if composed is not None:
         value, error = max(composed.epsilons(delta)), composed.error(delta)
     if not math.isfinite(value):
         return "independent FFT: delta is below what a transform resolves"
-    answer = _opinions.fft_opinion(steps, delta=delta, price=value)
+    answer = accountants.fft_opinion(steps, delta=delta, price=value)
     answer = _agreeing(answer, value, error)
     if isinstance(answer, Opinion) and answer.lower > price.epsilon:
         return Opinion(answer.name, 0.0, answer.upper)
@@ -163,7 +165,7 @@ def _parts(event: Event, labels: _Labels, count: int, *, in_parallel: bool) -> I
                 if label in held:
                     yield from _parts(branch, labels, count, in_parallel=in_parallel)
         case AllocatedEvent() if in_parallel or event.num_batches == 1:
-            yield from _parts(one_batch(event), labels, count, in_parallel=in_parallel)
+            yield from _parts(event.bounded_by, labels, count, in_parallel=in_parallel)
         case SubsampledEvent(sampling_rate=1):
             yield from _parts(event.event, labels, count, in_parallel=in_parallel)
         case SubsampledEvent() | AllocatedEvent():

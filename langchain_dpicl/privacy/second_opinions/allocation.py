@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._opinions import Opinion
-from langchain_dpicl.privacy._profiles import FloatArray, Profile
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.epsilon import Opinion
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 
 _SIZE = 2**18
 _ROUND_OFF = 1e-13  # what one transform may lose

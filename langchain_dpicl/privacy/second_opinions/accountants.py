@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betaln
 
-from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._grid import Steps, grid_step
-from langchain_dpicl.privacy._profiles import FloatArray, Profile
-from langchain_dpicl.privacy._terms import Terms
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.epsilon import Opinion
+from langchain_dpicl.privacy.accounting.normal_form import Terms
+from langchain_dpicl.privacy.accounting.pld_grid import Steps, grid_step
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
+from langchain_dpicl.privacy.extensions.gradient_sums import BallStep
 
 _Parts = list[tuple[FloatArray, FloatArray, int]]  # losses, probabilities, count
 
@@ -29,34 +31,20 @@ _PRV_MAX_CELLS = 2**17
 _MAX_CELLS = 2**18
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """What another computation says about the same steps.
-
-    Attributes:
-      name: who computed it.
-      lower: the dominating pairs do cost at least this.
-      upper: they cost at most this; infinity where only a lower bound is offered.
-    """
-
-    name: str
-    lower: float
-    upper: float
-
-
 # --- prv-accountant -----------------------------------------------------------------------------------------------
 
 
 def prv_parts(terms: Terms, adjacency: Adjacency) -> list[tuple[float, float, int]] | None:
     """(noise multiplier, rate, count) of a composition that prv-accountant knows a theorem for, else None."""
-    if terms.pure or terms.ranges or terms.rho > 0 or terms.allocated:
+    balls = [(step, count) for step, count in terms.others if isinstance(step, BallStep)]
+    if terms.pure or terms.ranges or terms.rho > 0 or len(balls) < len(terms.others):
         return None
-    if (terms.sampled or terms.balls) and adjacency != "add_remove":
+    if (terms.sampled or balls) and adjacency != "add_remove":
         return None
     if any(base != Terms(mu_squared=base.mu_squared) for base, _, _ in terms.sampled):
         return None
     parts = [(1.0 / math.sqrt(base.mu_squared), rate, count) for base, rate, count in terms.sampled]
-    parts.extend((1.0 / mu, rate, count) for mu, rate, count in terms.balls)
+    parts.extend((1.0 / step.mu, step.rate, count) for step, count in balls)
     if terms.mu_squared > 0:
         parts.append((1.0 / math.sqrt(terms.mu_squared), 1.0, 1))
     return parts

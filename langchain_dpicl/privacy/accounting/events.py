@@ -1,4 +1,4 @@
-"""What was done, as frozen values; `accounting.py` prices them. Knows no data, no noise and no epsilon.
+"""Says what was released, as frozen values with one JSON form.
 
 Promise of the format (events are stored in ledgers and reports): an event's meaning never changes; a new
 meaning is a new class; `kind` names are never reused. Every parameter is public.
@@ -11,22 +11,22 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from importlib import import_module
+from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy._validate import MAX_INT, shown
 
-MAX_BATCHES = 100_000
-"""Batches of one deal, at most: what the accountant can add up."""
 
-
-def _require(condition: bool, event: str, expected: str, found: object) -> None:
+def require(condition: bool, event: str, expected: str, found: object) -> None:
+    """Refuses a parameter of an event."""
     if not condition:
         msg = f"{event}: expected {expected}, found {shown(found)}."
         raise UnknownEventError(msg)
 
 
-def _positive(value: float) -> bool:
+def is_positive(value: float) -> bool:
+    """Returns whether a value is a number above 0."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and float(value) > 0
     except OverflowError:  # a whole number beyond every float
@@ -34,21 +34,38 @@ def _positive(value: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class NoEvent:
+class Event:
+    """Base of the events. What is not in `CORE_EVENTS` or in `registry.EVENT_TYPES` is neither read nor priced."""
+
+    kind: ClassVar[str]
+
+    @property
+    def parts(self) -> tuple[Event, ...]:
+        """The events that this one is made of."""
+        return ()
+
+    def with_parts(self, parts: tuple[Event, ...]) -> Event:
+        """Returns the same event made of other parts, as many as it has."""
+        del parts
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class NoEvent(Event):
     """Nothing about private data was released."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class NonPrivateEvent:
+class NonPrivateEvent(Event):
     """Private data was released without protection: epsilon is infinite."""
 
     kind: ClassVar[str] = "non_private"
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianEvent:
+class GaussianEvent(Event):
     """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), the sensitivity being that of the adjacency in force.
 
     Attributes:
@@ -62,11 +79,11 @@ class GaussianEvent:
     kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        _require(_positive(self.noise_multiplier), "GaussianEvent", "noise_multiplier > 0", self.noise_multiplier)
+        require(is_positive(self.noise_multiplier), "GaussianEvent", "noise_multiplier > 0", self.noise_multiplier)
 
 
 @dataclass(frozen=True, slots=True)
-class PureEvent:
+class PureEvent(Event):
     """Any mechanism that is (epsilon, 0)-DP, for instance permute-and-flip.
 
     Attributes:
@@ -80,12 +97,12 @@ class PureEvent:
     kind: ClassVar[str] = "pure"
 
     def __post_init__(self) -> None:
-        ok = _positive(self.epsilon) and math.isfinite(self.epsilon)
-        _require(ok, "PureEvent", "finite epsilon > 0", self.epsilon)
+        ok = is_positive(self.epsilon) and math.isfinite(self.epsilon)
+        require(ok, "PureEvent", "finite epsilon > 0", self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedRangeEvent:
+class BoundedRangeEvent(Event):
     """An `bound`-bounded-range mechanism: the exponential mechanism whose scores move within a range of `bound`
     noise scales between neighbours (Dong, Durfee, Rogers 2020).
 
@@ -100,12 +117,12 @@ class BoundedRangeEvent:
     kind: ClassVar[str] = "bounded_range"
 
     def __post_init__(self) -> None:
-        ok = _positive(self.bound) and math.isfinite(self.bound)
-        _require(ok, "BoundedRangeEvent", "finite bound > 0", self.bound)
+        ok = is_positive(self.bound) and math.isfinite(self.bound)
+        require(ok, "BoundedRangeEvent", "finite bound > 0", self.bound)
 
 
 @dataclass(frozen=True, slots=True)
-class ZCdpEvent:
+class ZCdpEvent(Event):
     """Any rho-zCDP mechanism (Bun and Steinke 2016).
 
     Attributes:
@@ -119,11 +136,11 @@ class ZCdpEvent:
     kind: ClassVar[str] = "zcdp"
 
     def __post_init__(self) -> None:
-        _require(_positive(self.rho) and math.isfinite(self.rho), "ZCdpEvent", "finite rho > 0", self.rho)
+        require(is_positive(self.rho) and math.isfinite(self.rho), "ZCdpEvent", "finite rho > 0", self.rho)
 
 
 @dataclass(frozen=True, slots=True)
-class FailureEvent:
+class FailureEvent(Event):
     """Any mechanism that is (0, delta)-DP, such as a threshold that what one unit alone holds passes by chance.
 
     It tells nothing, but for an event of probability `delta` at most, where it may tell everything.
@@ -139,12 +156,12 @@ class FailureEvent:
     kind: ClassVar[str] = "failure"
 
     def __post_init__(self) -> None:
-        ok = _positive(self.delta) and self.delta < 1
-        _require(ok, "FailureEvent", "0 < delta < 1", self.delta)
+        ok = is_positive(self.delta) and self.delta < 1
+        require(ok, "FailureEvent", "0 < delta < 1", self.delta)
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedEvent:
+class RepeatedEvent(Event):
     """`event`, `count` times, adaptively.
 
     Attributes:
@@ -161,12 +178,21 @@ class RepeatedEvent:
 
     def __post_init__(self) -> None:
         ok = isinstance(self.count, int) and not isinstance(self.count, bool) and 0 <= self.count <= MAX_INT
-        _require(ok, "RepeatedEvent", "an integer count from 0 to 2^63 - 1", self.count)
-        _require_event("RepeatedEvent", self.event)
+        require(ok, "RepeatedEvent", "an integer count from 0 to 2^63 - 1", self.count)
+        require_event("RepeatedEvent", self.event)
+
+    @property
+    def parts(self) -> tuple[Event, ...]:
+        """The event inside."""
+        return (self.event,)
+
+    def with_parts(self, parts: tuple[Event, ...]) -> Event:
+        """Returns the same event around another."""
+        return dataclasses.replace(self, event=parts[0])
 
 
 @dataclass(frozen=True, slots=True)
-class ComposedEvent:
+class ComposedEvent(Event):
     """All of `events`, adaptively, in any order.
 
     Attributes:
@@ -182,11 +208,20 @@ class ComposedEvent:
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", tuple(self.events))
         for event in self.events:
-            _require_event("ComposedEvent", event)
+            require_event("ComposedEvent", event)
+
+    @property
+    def parts(self) -> tuple[Event, ...]:
+        """All of the events."""
+        return self.events
+
+    def with_parts(self, parts: tuple[Event, ...]) -> Event:
+        """Returns the composition of others."""
+        return ComposedEvent(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class SubsampledEvent:
+class SubsampledEvent(Event):
     """`event` on one secret sample that holds each unit independently with probability `sampling_rate`.
 
     Under `replace_one` it also stands for a fixed-size sample of that rate without replacement: both are bounded
@@ -205,69 +240,22 @@ class SubsampledEvent:
     kind: ClassVar[str] = "subsampled"
 
     def __post_init__(self) -> None:
-        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
-        _require(ok, "SubsampledEvent", "0 < sampling_rate <= 1", self.sampling_rate)
-        _require_event("SubsampledEvent", self.event)
+        ok = is_positive(self.sampling_rate) and self.sampling_rate <= 1
+        require(ok, "SubsampledEvent", "0 < sampling_rate <= 1", self.sampling_rate)
+        require_event("SubsampledEvent", self.event)
+
+    @property
+    def parts(self) -> tuple[Event, ...]:
+        """The event inside."""
+        return (self.event,)
+
+    def with_parts(self, parts: tuple[Event, ...]) -> Event:
+        """Returns the same event around another."""
+        return dataclasses.replace(self, event=parts[0])
 
 
 @dataclass(frozen=True, slots=True)
-class SampledBallEvent:
-    """x + N(0, (noise_multiplier * L2 sensitivity)^2 I), x being the sum of the vectors of one secret sample.
-
-    Each unit is in the sample independently with probability `sampling_rate`; then it adds one vector of a ball around
-    zero, else nothing. The sensitivity is that of the adjacency in force: the ball's radius under `add_remove`, where
-    this is a `SubsampledEvent` of a `GaussianEvent`, and its diameter under `replace_one`, where that knows less.
-
-    Attributes:
-      noise_multiplier: standard deviation over the L2 sensitivity, > 0.
-      sampling_rate: probability, in (0, 1].
-
-    Raises:
-      UnknownEventError: the multiplier or the rate is out of range.
-    """
-
-    noise_multiplier: float
-    sampling_rate: float
-    kind: ClassVar[str] = "sampled_ball"
-
-    def __post_init__(self) -> None:
-        _require(_positive(self.noise_multiplier), "SampledBallEvent", "noise_multiplier > 0", self.noise_multiplier)
-        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
-        _require(ok, "SampledBallEvent", "0 < sampling_rate <= 1", self.sampling_rate)
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatedEvent:
-    """`event` on each of `num_batches` batches of one secret deal; a unit stands in one of them at most.
-
-    Each unit joins with probability `sampling_rate` and then stands in a uniformly random batch, by its own secret
-    coins, which serve every release on the deal and no other. `event` is everything that one batch releases.
-
-    Attributes:
-      event: all that one batch releases.
-      num_batches: batches of the deal, from 1 to `MAX_BATCHES`.
-      sampling_rate: probability of being dealt at all, in (0, 1].
-
-    Raises:
-      UnknownEventError: a number is out of range, or `event` is none.
-    """
-
-    event: Event
-    num_batches: int
-    sampling_rate: float
-    kind: ClassVar[str] = "allocated"
-
-    def __post_init__(self) -> None:
-        count = self.num_batches
-        ok = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_BATCHES
-        _require(ok, "AllocatedEvent", f"an integer num_batches in 1 .. {MAX_BATCHES}", count)
-        ok = _positive(self.sampling_rate) and self.sampling_rate <= 1
-        _require(ok, "AllocatedEvent", "0 < sampling_rate <= 1", self.sampling_rate)
-        _require_event("AllocatedEvent", self.event)
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelEvent:
+class ParallelEvent(Event):
     """Each unit of data set `partition` has one declared label and only that label's branch reads it.
 
     Attributes:
@@ -285,29 +273,23 @@ class ParallelEvent:
     def __post_init__(self) -> None:
         ordered = tuple(sorted(((str(k), v) for k, v in self.branches), key=lambda pair: pair[0]))
         labels = [label for label, _ in ordered]
-        _require(len(set(labels)) == len(labels), "ParallelEvent", "distinct labels", labels)
+        require(len(set(labels)) == len(labels), "ParallelEvent", "distinct labels", labels)
         for _, event in ordered:
-            _require_event("ParallelEvent", event)
+            require_event("ParallelEvent", event)
         object.__setattr__(self, "branches", ordered)
 
+    @property
+    def parts(self) -> tuple[Event, ...]:
+        """The branches, without their labels."""
+        return tuple(event for _, event in self.branches)
 
-Event: TypeAlias = (
-    NoEvent
-    | NonPrivateEvent
-    | GaussianEvent
-    | PureEvent
-    | BoundedRangeEvent
-    | ZCdpEvent
-    | FailureEvent
-    | RepeatedEvent
-    | ComposedEvent
-    | SubsampledEvent
-    | SampledBallEvent
-    | AllocatedEvent
-    | ParallelEvent
-)
+    def with_parts(self, parts: tuple[Event, ...]) -> Event:
+        """Returns the same labels with other branches."""
+        labels = (label for label, _ in self.branches)
+        return ParallelEvent(self.partition, tuple(zip(labels, parts, strict=True)))
 
-EVENT_TYPES: tuple[type[Any], ...] = (
+
+CORE_EVENTS: tuple[type[Event], ...] = (
     NoEvent,
     NonPrivateEvent,
     GaussianEvent,
@@ -318,22 +300,31 @@ EVENT_TYPES: tuple[type[Any], ...] = (
     RepeatedEvent,
     ComposedEvent,
     SubsampledEvent,
-    SampledBallEvent,
-    AllocatedEvent,
     ParallelEvent,
 )
-_BY_KIND = {cls.kind: cls for cls in EVENT_TYPES}
 
 
-def _require_event(owner: str, event: object) -> None:
-    if not isinstance(event, EVENT_TYPES):
-        msg = f"{owner}: expected an event of this module, found {type(event).__name__}."
+def event_types() -> tuple[type[Event], ...]:
+    """Returns the closed list of all events: those of this module, and those of the extensions, which it loads."""
+    found: tuple[type[Event], ...] = import_module("langchain_dpicl.privacy.extensions.registry").EVENT_TYPES
+    return found
+
+
+def is_event(value: object) -> bool:
+    """Returns whether a value is an event of the closed list, or derived from one."""
+    return isinstance(value, CORE_EVENTS) or isinstance(value, event_types())  # noqa: SIM101 - loads the second list
+
+
+def require_event(owner: str, event: object) -> None:
+    """Refuses what is no event."""
+    if not is_event(event):
+        msg = f"{owner}: expected an event that has a price, found {type(event).__name__}."
         raise UnknownEventError(msg)
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
     """Returns the JSON form of an event; `event_from_dict` inverts it exactly."""
-    _require_event("event_to_dict", event)
+    require_event("event_to_dict", event)
     out: dict[str, Any] = {"kind": event.kind}
     for field in dataclasses.fields(event):
         out[field.name] = _encode(getattr(event, field.name))
@@ -341,7 +332,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, EVENT_TYPES):
+    if isinstance(value, Event):
         return event_to_dict(value)
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
@@ -355,15 +346,16 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
       UnknownEventError: unknown `kind`, a missing, unknown or invalid parameter.
     """
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    cls = _BY_KIND.get(kind) if isinstance(kind, str) else None
+    cls = next((each for each in CORE_EVENTS if each.kind == kind), None)
+    cls = cls or next((each for each in event_types() if each.kind == kind), None)
     if cls is None:
-        msg = f"event_from_dict: expected a kind among {sorted(_BY_KIND)}, found {kind!r}."
+        msg = f"event_from_dict: expected a kind among {sorted(each.kind for each in event_types())}, found {kind!r}."
         raise UnknownEventError(msg)
     names = {field.name for field in dataclasses.fields(cls)}
     if set(data) - {"kind"} != names:
         msg = f"event_from_dict: {kind!r} takes {sorted(names)}, found {sorted(set(data) - {'kind'})}."
         raise UnknownEventError(msg)
-    return cls(**{name: _decode(data[name]) for name in names})  # type: ignore[no-any-return]
+    return cls(**{name: _decode(data[name]) for name in names})
 
 
 def _decode(value: Any) -> Any:

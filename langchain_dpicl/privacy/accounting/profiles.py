@@ -1,6 +1,6 @@
-"""Privacy profiles of dominating pairs and how sampling changes them.
+"""Privacy profiles of dominating pairs, and how sampling changes them.
 
-Knows no event, no plan, no grid and no accountant: only curves. A profile is the hockey-stick divergence
+A profile is the hockey-stick divergence
 `H_x(A||B) = sup_S A(S) - e^x B(S)` of one pair of distributions, kept as two curves on `x >= 0`, one per order of
 the pair, because `H_x(A||B) = 1 - e^x + e^x H_-x(B||A)` gives the rest with full relative precision.
 """
@@ -49,7 +49,8 @@ class Profile:
         return Profile(self.down, self.up, self.top_down, self.top_up)
 
 
-def _symmetric(curve: Curve, top: float) -> Profile:
+def symmetric(curve: Curve, top: float) -> Profile:
+    """A pair whose two orders share one curve."""
     return Profile(curve, curve, top, top)
 
 
@@ -62,7 +63,7 @@ def gaussian(mu: float) -> Profile:
         delta: FloatArray = np.exp(log_a) * -np.expm1(np.minimum(log_b - log_a, 0.0))
         return delta
 
-    return _symmetric(curve, mu * mu / 2 + 9.0 * mu)  # Phi(-9) < TAIL
+    return symmetric(curve, mu * mu / 2 + 9.0 * mu)  # Phi(-9) < TAIL
 
 
 def randomised_response(epsilon: float, count: int = 1) -> Profile:
@@ -84,7 +85,7 @@ def randomised_response(epsilon: float, count: int = 1) -> Profile:
 def _trimmed(x: FloatArray, y: FloatArray) -> Profile:
     """A profile through exact convex knots, without the negligible ones."""
     last = max(min(int(np.searchsorted(-y, -TAIL)) + 1, len(x)), 2)
-    return _symmetric(_interpolated(x[:last], y[:last]), float(x[last - 1]))
+    return symmetric(_interpolated(x[:last], y[:last]), float(x[last - 1]))
 
 
 def bounded_range(bound: float) -> Profile:
@@ -95,7 +96,7 @@ def bounded_range(bound: float) -> Profile:
         delta: FloatArray = np.expm1(-np.maximum(bound - x, 0.0) / 2.0) ** 2 / scale
         return delta
 
-    return _symmetric(curve, bound)
+    return symmetric(curve, bound)
 
 
 def zcdp(rho: float) -> Profile:
@@ -109,7 +110,7 @@ def zcdp(rho: float) -> Profile:
         delta: FloatArray = np.minimum(cap, np.exp(np.minimum(log_delta, 0.0)))
         return delta
 
-    return _symmetric(curve, rho + 2.0 * math.sqrt(rho * -math.log(TAIL)))
+    return symmetric(curve, rho + 2.0 * math.sqrt(rho * -math.log(TAIL)))
 
 
 def _best_order(rho: float, x: FloatArray) -> FloatArray:
@@ -138,7 +139,7 @@ def tabulated(x_up: FloatArray, up: FloatArray, x_down: FloatArray, down: FloatA
     start = _lowest_start(x_up, up, x_down, down)
     first = _interpolated(*convex_minorant(x_up, np.minimum.accumulate(np.minimum(up, start))))
     if down is up:
-        return _symmetric(first, float(x_up[-1]))
+        return symmetric(first, float(x_up[-1]))
     second = _interpolated(*convex_minorant(x_down, np.minimum.accumulate(np.minimum(down, start))))
     return Profile(first, second, float(x_up[-1]), float(x_down[-1]))
 
@@ -240,35 +241,7 @@ def symmetrised(base: Profile, rate: float) -> Profile:
     def curve(x: FloatArray) -> FloatArray:
         return rate * base.up(_inner_loss(x, rate))
 
-    return _symmetric(curve, _outer_loss(base.top_up, rate))
-
-
-def replaced_in_ball(mu: float, rate: float) -> Profile:
-    """Poisson sampling under replace_one of vectors out of a ball of radius mu, in deviations of the Gaussian noise.
-
-    The pair ((1 - rate) N(0, 1) + rate N(mu, 1), (1 - rate) N(0, 1) + rate N(-mu, 1)), for 0 < rate < 1: no two
-    vectors of the ball are told apart better than opposite ones.
-
-    Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
-    """
-    stays, joins = math.log1p(-rate), math.log(rate)
-
-    def odds(t: float) -> float:  # log(1 - rate + rate e^(mu t - mu^2 / 2))
-        return float(np.logaddexp(stays, joins + mu * t - mu * mu / 2.0))
-
-    def curve(x: FloatArray) -> FloatArray:
-        with np.errstate(divide="ignore"):  # at x = 0 the logarithm is -inf, and the threshold 0
-            log_rise = x + np.log(-np.expm1(-x))  # log(e^x - 1)
-        # The loss exceeds x beyond t, where e^(mu t) solves a quadratic equation.
-        log_half = stays + log_rise - math.log(2.0) - joins + mu * mu / 2.0 - x / 2.0
-        root = np.where(log_half > 300.0, log_half + math.log(2.0), np.arcsinh(np.exp(np.minimum(log_half, 300.0))))
-        t = (x / 2.0 + root) / mu
-        gain = np.exp(joins + log_ndtr(mu - t)) - np.exp(joins + x + log_ndtr(-mu - t))
-        delta: FloatArray = np.maximum(gain - np.exp(stays + log_rise + log_ndtr(-t)), 0.0)
-        return delta
-
-    far = mu + 9.0  # Phi(-9) < TAIL
-    return _symmetric(curve, odds(far) - odds(-far))
+    return symmetric(curve, _outer_loss(base.top_up, rate))
 
 
 def solve(curve: Curve, delta: float, top: float) -> float:

@@ -1,4 +1,4 @@
-"""Composes dominating pairs on a grid, pessimistically, with dp-accounting. Knows no event and no second opinion.
+"""Composes dominating pairs on a grid, pessimistically, with dp-accounting.
 
 Every number that leaves this file is an upper bound: curves are replaced by the chords above them, what is cut off
 counts as infinite loss, and what floating point may have lost in a Fourier transform is added to delta.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from langchain_dpicl.privacy import _profiles as profiles
-from langchain_dpicl.privacy._profiles import FloatArray, Profile
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
