@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.backends.similar import SimilarTexts
-from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.participants import Participants, Payer
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import (
@@ -26,6 +24,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import (
 )
 from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.shares import Uncopyable
+from langchain_dpicl.release.filtered_sample import Participants, Payer, open_participants
 from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances
 

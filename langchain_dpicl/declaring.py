@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from langchain_dpicl.backends.hosts import seen_by
-from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
@@ -19,6 +18,7 @@ from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, P
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.ledger import Budget, Share, Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.release.partition import check_fixed_size
 
 
 class SharePlan(Protocol):

@@ -23,7 +23,6 @@ from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.documents_planning import DocumentsPlan, TopicNoise, plan_documents
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -33,6 +32,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import Count
 from langchain_dpicl.privacy.ledger import Budget, Share
 from langchain_dpicl.privacy.shares import Reservation, Uncopyable
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
+from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import public_margin

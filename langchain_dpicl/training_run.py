@@ -23,7 +23,6 @@ from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
-from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
@@ -36,6 +35,7 @@ from langchain_dpicl.privacy.ledger import Budget, Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Uncopyable
 from langchain_dpicl.privacy.training_tickets import STEP_TEMPLATE
+from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.training_planning import TrainingPlan

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from langchain_dpicl import samples, voting
+from langchain_dpicl import voting
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import normal_form as _terms
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
@@ -26,6 +26,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureR
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, assign
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.release import sample as samples
 from langchain_dpicl.tenants import Tenants
 from tests.contracts.doubles import FixedDraws
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import curator, samples, teachers
+from langchain_dpicl import teachers
 from langchain_dpicl._labelling_run import LabellingRun
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -26,6 +26,8 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureR
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.release import partition
+from langchain_dpicl.release import sample as samples
 from tests.audit_plants import Plant
 from tests.contracts.doubles import FixedDraws
 
@@ -157,7 +159,7 @@ def absent_teachers_abstain(patch: Patch) -> None:
 
 def answer_given_back(patch: Patch) -> None:
     """The answer's ticket goes back although there was an answer."""
-    patch.setattr(curator, "is_unanswered", lambda released: True)
+    patch.setattr(partition, "is_unanswered", lambda released: True)
 
 
 class _Unburnt:

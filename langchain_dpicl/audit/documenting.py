@@ -17,7 +17,6 @@ from langchain_dpicl.audit.counting import MINE, OTHER
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.results import AuditResult, Verdict
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.documents_planning import DocumentsPlan
 from langchain_dpicl.privacy.accounting.events import Event
@@ -25,6 +24,7 @@ from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.topic_examples import split_by_topics
+from langchain_dpicl.release.curator import pool_without_privacy
 
 Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 

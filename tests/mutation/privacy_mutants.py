@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import samples, teachers
+from langchain_dpicl import teachers
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms import sampling
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.release import sample as samples
 from tests import audit_games, pate_games
 from tests import audit_plants as plant
 from tests import pate_plants as pate

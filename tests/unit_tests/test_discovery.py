@@ -217,7 +217,7 @@ class TestWhatIsPaid:
             pass
 
         made = finder(films(), house())
-        monkeypatch.setattr("langchain_dpicl.curator.SYSTEM_RANDOM", Mine())
+        monkeypatch.setattr("langchain_dpicl.release.curator.SYSTEM_RANDOM", Mine())
         with pytest.raises(PrivacyBudgetError, match="coins"):
             made.run()
         assert made.share.remaining(COUNT_TEMPLATE) == 1

@@ -72,6 +72,7 @@ class AllocatedSlots(Sampler):
     name: ClassVar[str] = "allocated_slots"
     row_shape: ClassVar[RowShape] = "slots"
     adjacencies: ClassVar[frozenset[str]] = BOTH
+    is_batched: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling_rate", check_rate(self.sampling_rate))

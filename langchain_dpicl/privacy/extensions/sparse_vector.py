@@ -16,12 +16,13 @@ from typing import Any, ClassVar, NoReturn, final
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivateAccessError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetError, PrivateAccessError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Closed, Floats
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, ReleaseTest
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
 _STEPS = int(GRID)
@@ -145,6 +146,10 @@ class SparseVectorTest(ReleaseTest):
         """Returns the event of `runs` runs, each followed by one release of `event`."""
         return ComposedEvent((RepeatedEvent(self.event, runs), RepeatedEvent(event, runs)))
 
+    def runs(self, plan: ReleasePlan) -> SparseVectorRuns:
+        """Returns the runs of this test for one secret sample of a plan."""
+        return SparseVectorRuns(self, plan)
+
     def statistic(self, rows: npt.NDArray[Any], public: npt.NDArray[Any]) -> float:
         """Returns how far the rows are from the public distribution, in rows; private.
 
@@ -188,6 +193,52 @@ class SparseVectorTest(ReleaseTest):
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
         return {"name": self.name, "threshold": self.threshold, "noise_multiplier": self.noise_multiplier}
+
+
+class SparseVectorRuns:
+    """The runs of a plan's test on one secret sample, in however many blocks it is read; shows nothing.
+
+    Formal guarantees:
+      - At most `plan.private_releases` runs start, and a run that started counts, whatever stops it: a block that goes
+        on after a stop goes on in the same run.
+    """
+
+    def __init__(self, test: SparseVectorTest, plan: ReleasePlan) -> None:
+        if not isinstance(plan.aggregation, ClippedLogitMean | ClippedDifferenceMean):
+            raise ConfigurationError("aggregation: expected a mean over a public count, found a sum.")
+        self._test = test
+        self._left = plan.private_releases
+        self._num_rows = plan.aggregation.num_slots
+        self._threshold: Threshold | None = None
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all private releases that were paid for have been made; public."""
+        return self._left <= 0 and (self._threshold is None or self._threshold.is_spent)
+
+    def are_far(self, rows: npt.NDArray[Any], public: npt.NDArray[Any], *, rng: SecureRandom) -> bool:
+        """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for.
+
+        Args:
+          rows: real[n, d] private probabilities.
+          public: real[d] public probabilities of the same columns.
+          rng: source of coins.
+
+        Raises:
+          PrivacyBudgetError: no run is left of those that were paid for.
+        """
+        if self._threshold is None or self._threshold.is_spent:
+            if self._left <= 0:
+                raise PrivacyBudgetError("test: expected a run still paid for, found none left. Reserve another block.")
+            self._left -= 1
+            self._threshold = self._test.start(self._num_rows, rng=rng)
+        return self._threshold.is_above(self._test.statistic(rows, public), rng=rng)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("Runs hold private noise: they cannot be copied, pickled or sent elsewhere.")
+
+    def __repr__(self) -> str:
+        return "Runs(<private>)"
 
 
 def _steps(statistic: float) -> int:

@@ -10,7 +10,7 @@ import functools
 from abc import abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 
@@ -24,6 +24,17 @@ from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUni
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 
 
+class TestRuns(Protocol):
+    """The runs of a plan's test on one secret sample."""
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all private releases that were paid for have been made; public."""
+
+    def are_far(self, rows: npt.NDArray[Any], public: npt.NDArray[Any], *, rng: SecureRandom) -> bool:
+        """Asks whether the rows are far from the public distribution."""
+
+
 class ReleaseTest(Closed, is_base=True):
     """Base of the tests that are asked before every release whether the rows are far from the public distribution."""
 
@@ -35,6 +46,10 @@ class ReleaseTest(Closed, is_base=True):
     @abstractmethod
     def with_releases(self, event: Event, runs: int) -> Event:
         """Returns the event of `runs` runs of the test, each followed by one release of `event`."""
+
+    @abstractmethod
+    def runs(self, plan: ReleasePlan) -> TestRuns:
+        """Returns the runs of this test for one secret sample of a plan."""
 
     @abstractmethod
     def implementation_delta(self, num_questions: int) -> float:

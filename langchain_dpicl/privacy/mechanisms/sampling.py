@@ -29,12 +29,14 @@ class Sampler(Closed, is_base=True):
       name: public name.
       row_shape: "slots" or "units".
       adjacencies: neighbouring relations that it is proved under.
+      is_batched: whether a draw is read batch by batch (see `random_allocation`).
     """
 
     __slots__ = ()
     name: ClassVar[str]
     row_shape: ClassVar[RowShape]
     adjacencies: ClassVar[frozenset[str]]
+    is_batched: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # fields of some samplers, properties or constants of others, or not there
 

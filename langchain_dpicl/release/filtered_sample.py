@@ -1,8 +1,4 @@
-"""The units of one individual filter: who takes part in a query, who was debited, and one noisy sum of their rows.
-
-Knows tickets and balances; no wording, no price and no LangChain. Only the curator makes them: it has burnt the
-filter's ticket and opened the pool before.
-"""
+"""The units of one individual filter: who takes part in a query, who was debited, and one noisy sum of their rows."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.similar import Near, SimilarTexts, Texts
 from langchain_dpicl.backends.walk import Ask, Turn, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED
 from langchain_dpicl.exceptions import (
     LedgerError,
     ModelCallError,
@@ -27,12 +22,14 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy.accounting.events import NoEvent
-from langchain_dpicl.privacy.examples import Pool
+from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import ASKED_TEMPLATE, Balances, ParticipationPlan
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.shares import Reservation
-from langchain_dpicl.samples import Record, Rendered
+from langchain_dpicl.release.curator import opened, opened_unread
+from langchain_dpicl.release.sample import Record, Rendered
+from langchain_dpicl.release.token_block import NOT_COMPUTED
 
 T = TypeVar("T")
 Seated: TypeAlias = list[tuple[int, Near]]
@@ -285,3 +282,30 @@ def _refusable(action: Callable[[], Boxed]) -> tuple[Boxed | None, _Refused | No
         return None
 
     return guarded(acted), (refused[0] if refused else None)
+
+
+def open_participants(
+    private: PrivateExamples,
+    ticket: Reservation | None,
+    *,
+    plan: ParticipationPlan,
+    texts: SimilarTexts,
+    balances: Balances,
+    payer: Payer,
+) -> Participants:
+    """Burns the one ticket of an individual filter and opens it; errors as `open_block`, the commit is the caller's.
+
+    Formal guarantees:
+      - The ticket pays for `plan.event`, all releases under these balances; no record is read before it is burnt.
+      - Without a ticket it is opened only on balances that outlive the process and that its caller held against the
+        ledger: the line that paid for them stands there.
+    """
+    if ticket is None and not balances.durable:
+        raise PrivacyBudgetError("ticket: expected one for balances of this process, found none. Reserve it.")
+    if payer.dataset_id != private.dataset_id or (ticket is not None and not payer.owns(ticket)):
+        raise PrivacyBudgetError("ticket: expected one of the filter's own component and examples, found another's.")
+    if ticket is None:
+        pool = opened_unread(private, ledger_id=payer.ledger_id)
+    else:
+        pool = opened(private, ticket, plan.event, plan.adjacency)
+    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)

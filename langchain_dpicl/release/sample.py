@@ -1,51 +1,35 @@
-"""One secret sample and the releases that a ticket paid for on it. Knows no ledger, no wording and no LangChain.
+"""One secret sample and the releases that a ticket paid for on it.
 
 Only the curator makes samples: it has burnt the ticket and opened the pool before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import FullBackend
 from langchain_dpicl.backends.full_rows import PublicSide
 from langchain_dpicl.backends.rows import Boxed, guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, Choose, Runs, noisy_index, summed
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
-from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import Pool
-from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import Sample
+from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, summed
 
-_NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
+NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 
 T = TypeVar("T")
 Record: TypeAlias = Mapping[str, str]
 Rendered: TypeAlias = tuple[T | None, ...]
 """What each row is asked; None: the row could not be rendered and abstains."""
 Renders: TypeAlias = Callable[..., Rendered[T]]
-"""Renders the rows of a sample, or of the batch of a deal that is named after the renderer."""
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class _Batch:
-    """What is still paid for on one batch of a deal.
-
-    Attributes:
-      left: releases; 0 while the batch is open.
-      runs: of the plan's test, if it has one.
-    """
-
-    left: int
-    runs: Runs
+"""Renders the rows of a sample, or those that a function after the renderer picks out of it."""
 
 
 class SecretSample:
@@ -68,7 +52,6 @@ class SecretSample:
         self.plan = plan
         self.left = length
         self.answers_left = length if answers is None else answers
-        self._batches: dict[int, _Batch] = {}
         self._render: Renders[Any] | None = drawn(pool, plan)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -106,77 +89,13 @@ class SecretSample:
                 self.answers_left += 1
         return released
 
-    def allow(self) -> None:
-        """Adds one release that may answer; the curator calls it, once for every ticket that it burnt for it."""
-        with self._lock:
-            self.left += 1
-            self.answers_left += 1
-
-    def left_of(self, index: int) -> int:
-        """Returns how many releases on one batch of a deal may still begin; public, and 0 while it is open."""
-        with self._lock:
-            batch = self._batches.get(index)
-            return 0 if self._render is None else self.left if batch is None else batch.left
-
-    @contextlib.contextmanager
-    def batch(
-        self, index: int, *, render: Callable[[Sequence[Record]], str], choose: Choose, length: int, **options: Any
-    ) -> Iterator[Block]:
-        """Opens up to `length` releases on one batch of a deal; all of a batch together are the sample's length.
-
-        A release that did not begin comes back when the block closes. A batch is open once at a time, and what its
-        plan tests goes on in the next block where it stood.
-
-        Args:
-          index: which batch, public; the plan's sampler is `AllocatedSlots`.
-          render: turns one row's records into its prompt; no records give the public prompt.
-          choose: reads an index off a noised vector.
-          length: releases.
-          options: `backend` and `prefix`, as for `curator.open_block`.
-
-        Raises:
-          PrivacyBudgetError: nothing is left of what the ticket paid for on this batch.
-          LedgerError: this is a forked copy.
-          ModelCallError: the block could not be opened.
-        """
-        sampler = self.plan.sampler
-        if not isinstance(sampler, AllocatedSlots):
-            msg = "sample: expected a deal of batches, found one sample. Declare sampling='disjoint'."
-            raise PrivacyBudgetError(msg)
-        check_int("index", index, low=0, high=sampler.num_batches - 1)
-        check_int("length", length, low=1)
-        self._check_home()
-        with self._lock:
-            batch = self._batches.setdefault(index, _Batch(self.left, Runs(self.plan)))
-            render_rows, had = self._render, batch.left
-            if render_rows is None or had <= 0:
-                raise PrivacyBudgetError(_NONE_LEFT)
-            batch.left = 0
-        used, block = 0, None
-        try:
-            options |= {"length": min(length, had), "runs": batch.runs}
-            side = _public_side(options["backend"], render, sampler.num_slots, options["length"])
-            block = guarded(
-                lambda: Block(render_rows(render, index), plan=self.plan, release=None, side=side, **options)
-            )
-            if block is None:  # a stop in there would show prompts, and was raised anew without them
-                raise ModelCallError(NOT_COMPUTED)
-            block.release = noisy_index(self.plan, choose)
-            with contextlib.closing(block):
-                yield block
-        finally:
-            if block is not None:
-                used, block.left = options["length"] - block.left, 0
-            with self._lock:
-                batch.left = had - used
-
     def _begin(self) -> Renders[Any]:
         """Takes one release off what is left."""
         self._check_home()
         with self._lock:
             if self._render is None or min(self.left, self.answers_left) <= 0:
-                raise PrivacyBudgetError(_NONE_LEFT)
-            if isinstance(self.plan.sampler, AllocatedSlots) or self.plan.test is not None:
+                raise PrivacyBudgetError(NONE_LEFT)
+            if self.plan.sampler.is_batched or self.plan.test is not None:
                 msg = (
                     "sample: expected a plan of one sample without a test for free releases, found another. Use blocks."
                 )
@@ -215,13 +134,10 @@ def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
     """Draws one secret sample; returns what renders its rows, stopping only for Ctrl-C."""
     # No names for positions or prompts: a stop would show them in the frames.
     render_rows = guarded(lambda: _renders(pool, plan))
-    num_rows = plan.sampler.num_rows or 0
-    if isinstance(plan.sampler, AllocatedSlots):
-        num_rows = plan.sampler.num_slots
+    num_rows = (plan.sampler.num_slots if plan.sampler.is_batched else plan.sampler.num_rows) or 0
 
-    def rendered(render: Callable[[Sequence[Record]], T], batch: int | None = None) -> Rendered[T]:
-        which = () if batch is None else (batch,)
-        found = render_rows and guarded(lambda: render_rows(render, *which))
+    def rendered(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
+        found = render_rows and guarded(lambda: render_rows(render, *part))
         return found or (None,) * num_rows
 
     return rendered
@@ -238,10 +154,8 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
             records += pool.records(unit)
         return render(records[:shots])
 
-    def every(render: Callable[[Sequence[Record]], T], batch: int | None = None) -> Rendered[T]:
-        rows = sample
-        if batch is not None and isinstance(plan.sampler, AllocatedSlots):
-            rows = plan.sampler.batch(sample, batch)
+    def every(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
+        rows = part[0](sample) if part else sample
         found = guarded(lambda: tuple([rendered(row, render) for row in rows]))
         if found is not None:
             return found
@@ -257,18 +171,18 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
 
     Raises:
       ModelCallError: it could not be opened.
-      PrivacyBudgetError: the plan is for a deal, whose batches `SecretSample.batch` opens one by one.
+      PrivacyBudgetError: the plan is for a deal, whose batches `DealtSample.batch` opens one by one.
     """
-    if isinstance(plan.sampler, AllocatedSlots):  # a block on all batches at once would cost more than their deal
+    if plan.sampler.is_batched:  # a block on all batches at once would cost more than their deal
         raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
-    side = _public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
+    side = public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
     block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
     if block is None:  # a stop in there would show prompts, and was raised anew without them
         raise ModelCallError(NOT_COMPUTED)
     return block
 
 
-def _public_side(
+def public_side(
     backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
 ) -> PublicSide | None:
     """Returns what an engine that carries the public prompt is told of it; None for the others."""

@@ -1,4 +1,4 @@
-"""From private rows to something public, for as many releases as a ticket paid for. Knows no records and no ledger.
+"""Releases from private rows, token by token, as many as a ticket paid for.
 
 Only the curator makes blocks: it has burnt the ticket and drawn the sample before.
 """
@@ -31,53 +31,14 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivateAccessError,
 )
-from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, ReleaseTest
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
 
 Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 """Post-processing of a noised float64[d] vector into one index."""
 
 NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
-
-
-class Runs:
-    """The runs of a plan's test on one secret sample, in however many blocks it is read; shows nothing.
-
-    Formal guarantees:
-      - At most `plan.private_releases` runs start, and a run that started counts, whatever stops it: a block that goes
-        on after a stop goes on in the same run.
-    """
-
-    def __init__(self, plan: ReleasePlan) -> None:
-        self._left = plan.private_releases
-        self._num_rows = 0 if plan.test is None else num_rows_of(plan)
-        self._threshold: Threshold | None = None
-
-    @property
-    def are_over(self) -> bool:
-        """Whether all private releases that were paid for have been made; public."""
-        return self._left <= 0 and (self._threshold is None or self._threshold.is_spent)
-
-    def is_above(self, test: ReleaseTest, logits: Rows, domain: Domain) -> bool:
-        """Asks whether the rows are far from the public distribution; a "yes" ends the run that was paid for."""
-        if not isinstance(test, SparseVectorTest):
-            raise ConfigurationError("test: expected a SparseVectorTest, found another.")
-        if self._threshold is None or self._threshold.is_spent:
-            if self._left <= 0:
-                raise PrivacyBudgetError("test: expected a run still paid for, found none left. Reserve another block.")
-            self._left -= 1
-            self._threshold = test.start(self._num_rows, rng=SYSTEM_RANDOM)
-        statistic = test.statistic(softmax_rows(logits), softmax_rows(public_scores(domain)[None])[0])
-        return self._threshold.is_above(statistic, rng=SYSTEM_RANDOM)
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("Runs hold private noise: they cannot be copied, pickled or sent elsewhere.")
-
-    def __repr__(self) -> str:
-        return "Runs(<private>)"
 
 
 class Block:
@@ -93,14 +54,14 @@ class Block:
         length: int,
         release: Callable[[BoundedSum], int] | None,
         side: PublicSide | None = None,
-        runs: Runs | None = None,
+        runs: TestRuns | None = None,
     ) -> None:
         self.plan = plan
         self.left = length
         self.release = release
         self._rows = _source(backend, tuple(prompts), list(prefix), side)
         self._pid = os.getpid()
-        self._runs = Runs(plan) if runs is None else runs
+        self._runs = runs if runs is not None or plan.test is None else plan.test.runs(plan)
 
     @property
     def carries_public(self) -> bool:
@@ -121,7 +82,7 @@ class Block:
             raise PrivacyBudgetError(msg)
         self.left -= 1
         shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
-        if self.plan.test is not None and self._runs.are_over:
+        if self._runs is not None and self._runs.are_over:
             return public_index(self.plan, shown)  # all that was paid for is released: no row is read any more
         boxed = yield self._ask(shown)
         if os.getpid() != self._pid:
@@ -149,8 +110,10 @@ class Block:
             rows = scored if wants_logits else softmax_rows(scored)
         else:
             rows = log_rows(scored) if wants_logits else restrict(scored)
-        if self.plan.test is not None and not self._runs.is_above(self.plan.test, rows, domain):
-            return public_index(self.plan, domain)
+        if self._runs is not None:
+            public = softmax_rows(public_scores(domain)[None])[0]
+            if not self._runs.are_far(softmax_rows(rows), public, rng=SYSTEM_RANDOM):
+                return public_index(self.plan, domain)
         return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
 
     def push(self, token: Token) -> None:
@@ -209,13 +172,6 @@ def public_index(plan: ReleasePlan, domain: Domain) -> int:
     scale = plan.mechanism.noise_multiplier * plan.sensitivity.require("range")
     scores = np.nan_to_num(public_scores(domain), nan=-np.inf, posinf=np.inf, neginf=-np.inf) / scale
     return int(np.argmax(scores + SYSTEM_RANDOM.gumbel(len(scores))))
-
-
-def num_rows_of(plan: ReleasePlan) -> int:
-    """Returns the public number of rows that a mean is taken over: slots, or the expected number of unit rows."""
-    if not isinstance(plan.aggregation, ClippedLogitMean | ClippedDifferenceMean):
-        raise ConfigurationError("aggregation: expected a mean over a public count, found a sum.")
-    return plan.aggregation.num_slots
 
 
 def argmax_index(total: BoundedSum) -> int:
