@@ -1,4 +1,4 @@
-"""One ticket, one secret deal and many demonstrations per label. Knows no wording and reads no record itself."""
+"""Pays for one secret deal per label with one ticket, and opens its batches for demonstrations."""
 
 from __future__ import annotations
 

@@ -143,6 +143,8 @@ def _source(
 def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
     """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
     with np.errstate(all="ignore"):
+        if not plan.aggregation.needs_public:
+            return plan.bound(boxed.take(), width=width)
         return plan.bound(boxed.take(), width=width, public=public)
 
 

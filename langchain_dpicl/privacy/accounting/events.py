@@ -45,7 +45,11 @@ class Event:
         return ()
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event made of other parts, as many as it has."""
+        """Returns the same event made of other parts.
+
+        Args:
+          parts: as many as this one has.
+        """
         del parts
         return self
 
@@ -187,7 +191,11 @@ class RepeatedEvent(Event):
         return (self.event,)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event around another."""
+        """Returns the same event around another.
+
+        Args:
+          parts: as many as this one has.
+        """
         return dataclasses.replace(self, event=parts[0])
 
 
@@ -216,7 +224,11 @@ class ComposedEvent(Event):
         return self.events
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the composition of others."""
+        """Returns the composition of others.
+
+        Args:
+          parts: as many as this one has.
+        """
         return ComposedEvent(parts)
 
 
@@ -250,7 +262,11 @@ class SubsampledEvent(Event):
         return (self.event,)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event around another."""
+        """Returns the same event around another.
+
+        Args:
+          parts: as many as this one has.
+        """
         return dataclasses.replace(self, event=parts[0])
 
 
@@ -284,7 +300,11 @@ class ParallelEvent(Event):
         return tuple(event for _, event in self.branches)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same labels with other branches."""
+        """Returns the same labels with other branches.
+
+        Args:
+          parts: as many as this one has.
+        """
         labels = (label for label, _ in self.branches)
         return ParallelEvent(self.partition, tuple(zip(labels, parts, strict=True)))
 

@@ -87,7 +87,11 @@ class SampledBallEvent(ExtensionEvent):
         return BallStep(1.0 / float(self.noise_multiplier), float(self.sampling_rate))
 
     def outweighs(self, other: Event) -> bool:
-        """Compares the two numbers of two such events, as of sampled Gaussians."""
+        """Compares the two numbers of two such events, as of sampled Gaussians.
+
+        Args:
+          other: another event.
+        """
         if not isinstance(other, SampledBallEvent):
             return False
         mine, theirs = (SubsampledEvent(GaussianEvent(e.noise_multiplier), e.sampling_rate) for e in (self, other))

@@ -143,7 +143,11 @@ class AllocatedEvent(ExtensionEvent):
         return (self.event,)
 
     def with_parts(self, parts: tuple[Event, ...]) -> Event:
-        """Returns the same event around another."""
+        """Returns the same event around another.
+
+        Args:
+          parts: as many as this one has.
+        """
         return dataclasses.replace(self, event=parts[0])
 
     @property
@@ -161,7 +165,11 @@ class AllocatedEvent(ExtensionEvent):
         return DealStep(normal_form(self.event), self.num_batches, float(self.sampling_rate))
 
     def outweighs(self, other: Event) -> bool:
-        """Compares two deals: more batches hide a unit better."""
+        """Compares two deals: more batches hide a unit better.
+
+        Args:
+          other: another event.
+        """
         if not isinstance(other, AllocatedEvent):
             return False
         is_wider = self.num_batches <= other.num_batches and self.sampling_rate >= other.sampling_rate

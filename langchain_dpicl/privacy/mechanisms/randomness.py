@@ -1,4 +1,4 @@
-"""The one door for private coins: operating-system entropy, drawn per call. Knows no data, no scale, no sensitivity.
+"""Draws all private randomness, from operating-system entropy, anew for every call.
 
 Nothing is seeded and no coin is kept: an object without state repeats nothing after fork, copy, pickling or reseeding
 of anybody's global generator. (Tables of probabilities are kept; see `_TABLES`.) Every float starts from an ideal

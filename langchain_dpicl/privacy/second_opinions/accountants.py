@@ -1,4 +1,4 @@
-"""Second opinions on a price that is already known. Knows no event; never used inside a search.
+"""Computes intervals for a price that is known already, with other accountants.
 
 Three of them: prv-accountant (Gaussians, sampled or not), a Fourier transform of our own on another grid, tilted
 towards the price so that small deltas keep their digits, and an attack (a lower bound) for bounded-range steps.

@@ -1,7 +1,7 @@
-"""A second opinion on allocations: another grid, another sum, other tails. Knows no event; never used in a search.
+"""Computes the price of a random allocation a second time: another grid, another sum, other tails.
 
-`_allocation` adds ratios on a geometric grid, pair by pair. Here they lie on a straight grid and are added by a Fourier
-transform: from above for removals, tilted towards zero for additions. The two share the profile of one batch only.
+`random_allocation` adds ratios on a geometric grid, pair by pair. Here they lie on a straight grid and are added by a
+Fourier transform: from above for removals, tilted towards zero for additions. The two share the profile of one batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reads accounting checks from JSON into events and prices them. Knows no data; computes nothing itself.
+"""Reads accounting checks from JSON into events and prices them.
 
-A check names its mechanisms by type, an adjacency and a delta. Sensitivities come from `aggregation`, prices from
+A check names its mechanisms by type, an adjacency and a delta. Sensitivities come from the sums, prices from
 `accounting`; this file only translates, and refuses what it cannot translate.
 """
 

@@ -1,4 +1,4 @@
-"""What published papers would charge, for comparison only. Knows no data, no ledger, and is never charged.
+"""Computes what published papers would charge, for comparison only.
 
 Prices here are those of the papers, so that a plan can show its own price beside them.
 """
