@@ -6,8 +6,8 @@ from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
-from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.release.token_block import NOT_COMPUTED
 

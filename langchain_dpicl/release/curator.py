@@ -16,10 +16,10 @@ from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatch
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
-from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on
 from langchain_dpicl.release.token_block import Block, Choose, noisy_index
 

@@ -12,9 +12,9 @@ from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
-from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.release.sample import NONE_LEFT, Record, SecretSample, public_side
 from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, Choose, noisy_index

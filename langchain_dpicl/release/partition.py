@@ -10,10 +10,10 @@ from langchain_dpicl.exceptions import PrivacyBudgetError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.ledger import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release import curator
 from langchain_dpicl.release.curator import check_ticket, opened_unread
 from langchain_dpicl.release.sample import Record, Rendered, SecretSample, is_unanswered

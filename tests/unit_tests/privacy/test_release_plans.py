@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.accounting import epsilon, events
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
@@ -17,6 +18,8 @@ from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean,
 from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms import release_plan
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -190,3 +193,25 @@ def test_public_logits_reach_the_sums_that_they_belong_to_and_no_other(aggregati
         assert shown.value.tolist() == made.bound(rows, width=3).value.tolist()
     blend = plan(ClippedLogitMean(3.0, 10, blend_weight=0.5))
     assert blend.bound(rows, width=3, public=np.array([5.0, 0.0, -2.0])).value.argmax() == 0
+
+
+def test_a_plan_of_the_core_is_made_priced_and_read_without_any_extension(monkeypatch):
+    def loaded(name: str):
+        pytest.fail(name)
+
+    for module in (release_plan, events, epsilon):
+        monkeypatch.setattr(module, "import_module", loaded)
+    made = ReleasePlan(
+        PoissonSlots(0.125, num_slots=7, shots_per_slot=3), VoteSum(), GumbelMechanism(3.0), "add_remove"
+    )
+    event = events.event_from_dict(events.event_to_dict(made.event(5)))
+    assert event == made.event(5)
+    assert 0 < epsilon.epsilon_upper_bound(event, delta=1e-6, adjacency="add_remove") < math.inf
+
+
+def test_a_sibling_that_calls_itself_proved_is_refused():
+    look_alike = type("VoteSum", (Aggregation,), {"__module__": VoteSum.__module__, "name": "vote_sum"})
+    with pytest.raises(
+        ConfigurationError, match=r"aggregation: expected one of ProbabilitySum, VoteSum, .*found VoteSum"
+    ):
+        ReleasePlan(PoissonUnits(0.5), look_alike(), GumbelMechanism(1.0), "add_remove")
