@@ -14,8 +14,8 @@ from _local_runs import Place, Ready
 from langchain_dpicl.backends.hf import batches, sessions
 from langchain_dpicl.backends.hf.heads import Head
 from langchain_dpicl.backends.hf.vocabulary import Reader
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.writing import Script
 
 MODEL, REST = "model", "all other Python"

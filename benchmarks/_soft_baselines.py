@@ -17,7 +17,7 @@ from _soft_task import SoftTask
 from _soft_utility import answers, share_right
 
 from langchain_dpicl.backends.tuning.reading import TaskReader
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.training_planning import plan_training
 
 LAYERS, LORA = "all layers", "LoRA"

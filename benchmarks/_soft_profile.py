@@ -12,8 +12,8 @@ from _soft_speed import Track
 from langchain_dpicl._optimizers import Optimizer
 from langchain_dpicl.backends.tuning.engine import PromptEngine
 from langchain_dpicl.backends.tuning.micro import MicroBatches
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 
 MODEL, REST = "model", "all other Python"
 PARTS = {

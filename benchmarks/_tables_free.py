@@ -23,8 +23,8 @@ from langchain_dpicl.backends.answer_rows import AnswerRows
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.privacy.aggregation import UnitVectorSum
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.unprotected import release_once_without_privacy

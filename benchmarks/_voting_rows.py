@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.rows import Boxed
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism, Release
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import noise_scale

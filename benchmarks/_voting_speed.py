@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.curator import release_once
+from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.voting import DPVotingRunnable
 
 QUERIES = 100_000

@@ -35,7 +35,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.documents import chosen_topics
 from langchain_dpicl.documents_planning import DocumentsPlan, plan_documents
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 DELTA = 1e-6

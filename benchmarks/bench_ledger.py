@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
 from langchain_dpicl.privacy.tickets import Ticket

@@ -29,11 +29,11 @@ from langchain_dpicl.backends.calls import Calls
 from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.run_events import RunEvents

@@ -20,9 +20,9 @@ from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.keywords import Keywords
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum, VoteVectorSum
-from langchain_dpicl.privacy.joint import MAX_CHOICES, JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, Release
+from langchain_dpicl.privacy.extensions.joint_exponential import MAX_CHOICES, JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
 
 MOST_KEYWORDS = 256
 """Keywords of a domain that is made for each query, unless told otherwise."""

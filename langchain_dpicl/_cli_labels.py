@@ -86,9 +86,9 @@ def _out(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[s
 
 def _options(arguments: argparse.Namespace, public_size: int, labels: int, chance: float) -> list[LabellingOption]:
     """Returns what is compared, best first: the plan that was asked for is always among it."""
-    from langchain_dpicl.labelling_planning import TEACHERS
     from langchain_dpicl.labelling_proposals import propose_labelling
-    from langchain_dpicl.privacy.mechanisms import MECHANISMS
+    from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+    from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 
     asked: Teachers = arguments.teachers or "fresh"
     is_all = arguments.teachers is None and not arguments.no_compare

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_real
-from langchain_dpicl.privacy.mechanisms import Release
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.shares import Reservation
 
 Selection: TypeAlias = Literal["rank", "sample"]

@@ -14,18 +14,17 @@ from typing import Any
 
 from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.participation import (
+from langchain_dpicl.privacy.extensions.individual_filter import (
     ASKED_TEMPLATE,
     FILTER_TEMPLATE,
     MemoryBalances,
     ParticipationPlan,
 )
 from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.release.filtered_sample import Participants, Payer, open_participants
 from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances
 

@@ -17,18 +17,18 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import (
     DEFAULT_FIXED_TEACHERS,
-    TEACHERS,
     LabellingPlan,
     Teachers,
     plan_labelling,
     rejection,
 )
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_int, check_real, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.plans import Mechanism
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.query_planning import recommended_design
 from langchain_dpicl.row_design import RowDesign
 

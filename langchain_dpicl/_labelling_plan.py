@@ -12,7 +12,7 @@ from typing import Any
 from langchain_dpicl._cost import Cost
 from langchain_dpicl._query_plan import RowsPlan, expected_votes
 from langchain_dpicl.privacy._validate import check_int, check_real
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.label_tickets import (
     ANSWER_TEMPLATE,
     LABEL_TEMPLATE,

@@ -33,7 +33,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.executors import Elsewhere, taken_aside
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.labelling_planning import LabellingPlan
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Share, Uncopyable
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.teachers import Teachers

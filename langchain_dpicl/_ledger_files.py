@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 
 EXPORT_FORMAT = 1

@@ -13,9 +13,9 @@ from typing import Any
 
 from langchain_dpicl._cost import Cost
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.events import Event
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import noise_deviation, noise_scale, occupancy, vote_chances

@@ -17,7 +17,7 @@ from langchain_dpicl.backends.walk import public_failure
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.samples import Record
+from langchain_dpicl.release.sample import Record
 
 _DEFAULT_ROUNDS = 20
 # Validations of a run without a given interval.

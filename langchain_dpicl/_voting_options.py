@@ -14,7 +14,7 @@ from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.row_design import RowDesign
 
 Votes: TypeAlias = Literal["hard", "soft", "text"]

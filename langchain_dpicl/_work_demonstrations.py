@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.blocks import Block
-from langchain_dpicl.curator import open_block
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import MemoError, PrivacyBudgetExceededError
 from langchain_dpicl.executors import Answer
@@ -27,6 +25,8 @@ from langchain_dpicl.planning import GenerationPlan, template_name
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.token_block import Block
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 from langchain_dpicl.working import JobTurn, TurnLostError, Workplace

@@ -16,7 +16,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.samples import Record
+from langchain_dpicl.release.sample import Record
 
 Query: TypeAlias = tuple[str, ...]
 """The public values of the query's variables, in the order of `TaskWording.input_variables`."""

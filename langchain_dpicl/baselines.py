@@ -18,17 +18,17 @@ from langchain_dpicl._voting_options import Votes, VotingTask, design_of, reader
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk, drive
-from langchain_dpicl.blocks import Block
-from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.release.curator import pool_without_privacy
+from langchain_dpicl.release.token_block import Block
 from langchain_dpicl.released import ReleasedDemonstrations
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import release_plan

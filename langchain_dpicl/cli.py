@@ -157,7 +157,7 @@ def _add_epsilon(commands: Any) -> None:
 
 
 def _epsilon(arguments: argparse.Namespace) -> int:
-    from langchain_dpicl.privacy.checks import evaluate_checks
+    from langchain_dpicl.privacy.second_opinions.json_checks import evaluate_checks
 
     data = read_json(arguments.file)
     results = evaluate_checks(data)
@@ -176,9 +176,9 @@ def _epsilon(arguments: argparse.Namespace) -> int:
 
 def _published(check: dict[str, Any]) -> float | None:
     """Returns what the paper of clip and blend would charge; None for other checks than repeated softmax draws."""
-    from langchain_dpicl.privacy.checks import event_of_check
-    from langchain_dpicl.privacy.events import BoundedRangeEvent, RepeatedEvent
-    from langchain_dpicl.privacy.published import advanced_composition_epsilon
+    from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, RepeatedEvent
+    from langchain_dpicl.privacy.second_opinions.json_checks import event_of_check
+    from langchain_dpicl.privacy.second_opinions.published_bounds import advanced_composition_epsilon
 
     event, _ = event_of_check(check)
     if not isinstance(event, RepeatedEvent) or not isinstance(event.event, BoundedRangeEvent):

@@ -1,4 +1,4 @@
-"""One ticket, one secret deal and many demonstrations per label. Knows no wording and reads no record itself."""
+"""Pays for one secret deal per label with one ticket, and opens its batches for demonstrations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from langchain_dpicl.blocks import Block
-from langchain_dpicl.curator import open_sample
 from langchain_dpicl.exceptions import PrivacyBudgetError
 from langchain_dpicl.planning import GenerationPlan, deal_name
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Reservation, Share
-from langchain_dpicl.samples import SecretSample
+from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
+from langchain_dpicl.release.token_block import Block
 
 
 class Deals:
@@ -30,7 +29,7 @@ class Deals:
         self._share = share
         self._plan = plan
         self._reserved: dict[str | None, Reservation] = {}
-        self._dealt: dict[str | None, SecretSample] = {}
+        self._dealt: dict[str | None, DealtSample] = {}
         self._fields_left: dict[tuple[str | None, int, int], int] = {}
 
     def reserve(self, label: str | None) -> int:
@@ -54,12 +53,12 @@ class Deals:
 
     @contextlib.contextmanager
     def open(self, label: str | None, number: int, segment: int, **options: Any) -> Iterator[Block]:
-        """Opens a block for what is left of one field of a label's demonstration; see `SecretSample.batch`."""
+        """Opens a block for what is left of one field of a label's demonstration; see `DealtSample.batch`."""
         if label not in self._reserved:
             raise PrivacyBudgetError("deal: expected a reserved ticket, found none. Call run() of the synthesizer.")
         if label not in self._dealt:
             length = sum(part.max_tokens for part in self._plan.segments)
-            self._dealt[label] = open_sample(
+            self._dealt[label] = open_deal(
                 self._private, self._reserved[label], plan=dict(self._plan.branches)[label], length=length
             )
         left = self.left(label, number, segment)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from langchain_dpicl.backends.hosts import seen_by
-from langchain_dpicl.curator import check_fixed_size
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.release.partition import check_fixed_size
 
 
 class SharePlan(Protocol):

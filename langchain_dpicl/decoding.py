@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.privacy._validate import check_int, check_real
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 
 @dataclass(frozen=True, slots=True)

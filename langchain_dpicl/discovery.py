@@ -15,13 +15,13 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.discovery_planning import DiscoveryPlan, plan_discovery
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE, Count
 from langchain_dpicl.privacy.shares import Share, Uncopyable
-from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE, Count
+from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.released_counts import ReleasedCounts
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 

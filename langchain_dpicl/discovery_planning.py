@@ -12,11 +12,15 @@ from typing import Any
 
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
 from langchain_dpicl.privacy.count_margins import least_count, noise_margin
-from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent, PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    MAX_THRESHOLD,
+    CountPlan,
+    DiscreteLaplaceMechanism,
+)
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import MAX_THRESHOLD, CountPlan, DiscreteLaplaceMechanism
 
 # Of a share's delta: what is left for the noise, which hardly needs any, beside a threshold.
 _FOR_THRESHOLD = 0.99

@@ -24,15 +24,15 @@ from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_counts
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.documents_planning import DocumentsPlan, TopicNoise, plan_documents
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import Count
 from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
 from langchain_dpicl.privacy.topic_examples import TopicExamples, split_by_topics
-from langchain_dpicl.privacy.value_counts import Count
+from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.released_documents import SyntheticDocuments, SyntheticText, release_id
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import public_margin

@@ -24,14 +24,17 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.count_margins import noise_margin
 from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import Event, GaussianEvent, PureEvent
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    CountPlan,
+    DiscreteLaplaceMechanism,
+    GaussianCountMechanism,
+)
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.privacy.unit_keywords import UnitKeywords
-from langchain_dpicl.privacy.value_counts import CountPlan, DiscreteLaplaceMechanism
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import TokenRule
 

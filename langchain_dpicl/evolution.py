@@ -26,18 +26,18 @@ from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.generating import Generation, new_bar
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.ray_executor import ExecutorLike
+from langchain_dpicl.release.curator import release_once
+from langchain_dpicl.release.sample import Record
 from langchain_dpicl.run_events import RunEvents, tells_refusals
-from langchain_dpicl.samples import Record
 from langchain_dpicl.writing import DEFAULT_STOP, check_example_prompt
 
 

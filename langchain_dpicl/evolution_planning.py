@@ -11,12 +11,12 @@ from typing import Any
 
 from langchain_dpicl._cost import Cost
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
-from langchain_dpicl.privacy.aggregation import VoteVectorSum
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.unit_vector_sums import VoteVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.query_planning import with_noise_for
 from langchain_dpicl.signal import noise_scale

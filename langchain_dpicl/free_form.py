@@ -25,7 +25,6 @@ from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
@@ -34,8 +33,9 @@ from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.query_planning import plan_queries
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import FreeFormResult, Receipt
+from langchain_dpicl.release.curator import release_once
+from langchain_dpicl.release.sample import Record
 from langchain_dpicl.run_events import tells_refusals
-from langchain_dpicl.samples import Record
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tenants import Tenant, Tenants
 from langchain_dpicl.writing import check_texts

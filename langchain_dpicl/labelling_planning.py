@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl._labelling_plan import (
-    ANSWER_TEMPLATE,
-    LABEL_TEMPLATE,
-    SAMPLE_TEMPLATE,
-    TEACHERS,
-    TEST_TEMPLATE,
-    LabellingPlan,
-    Teachers,
-)
+from langchain_dpicl._labelling_plan import LabellingPlan, Teachers
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -28,12 +20,20 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.aggregation import Aggregation, VoteSum
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.bounded import LARGEST
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.mechanisms import mechanism_by_name
-from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.label_tickets import (
+    ANSWER_TEMPLATE,
+    LABEL_TEMPLATE,
+    SAMPLE_TEMPLATE,
+    TEACHERS,
+    TEST_TEMPLATE,
+)
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import checked_design, expected_rows, priced, with_noise_for
 from langchain_dpicl.row_design import RowDesign
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from langchain_dpicl.labelling_planning import TEACHERS, LabellingPlan, Teachers, plan_labelling, rejection
+from langchain_dpicl.labelling_planning import LabellingPlan, Teachers, plan_labelling, rejection
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import query_signal
 from langchain_dpicl.row_design import RowDesign
 

@@ -23,9 +23,9 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.events import Event
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.row_design import RowDesign, redrawn
 from langchain_dpicl.signal import noise_scale, occupancy, token_signal

@@ -25,12 +25,14 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.aggregation import Aggregation, ProbabilitySum, VoteSum
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.events import Event
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.participation import ParticipationPlan
-from langchain_dpicl.privacy.plans import Mechanism, ReleasePlan
+from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.row_design import RowDesign, redrawn
 from langchain_dpicl.signal import agreement_of, occupancy
 

@@ -15,8 +15,8 @@ from typing import Any
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.published import advanced_composition_epsilon
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.second_opinions.published_bounds import advanced_composition_epsilon
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import PUBLIC_SHARE, agreement_of, occupancy
 from langchain_dpicl.token_rules import TOKEN_MECHANISMS, TokenRule

@@ -15,8 +15,8 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.count_margins import noise_margin
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, count_release
 from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
-from langchain_dpicl.privacy.value_counts import CountPlan, count_release
 from langchain_dpicl.released import epsilon_of
 
 FORMAT = "langchain-dpicl/released-counts"

@@ -20,8 +20,8 @@ from langchain_dpicl._released_files import FileForm, KeptAsJson, plain
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.released import epsilon_of
 
 FORMAT = "langchain-dpicl/synthetic-documents"

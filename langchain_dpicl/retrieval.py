@@ -45,14 +45,14 @@ from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.participants import Question
 from langchain_dpicl.privacy._validate import check_choice
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, RetrievalResult
+from langchain_dpicl.release.filtered_sample import Question
 from langchain_dpicl.retrieval_planning import plan_retrieval
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.runnables import Pay

@@ -37,11 +37,11 @@ from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.free_form import MOST_OWED, AnswerSpace, DPFreeFormRunnable, check_space, memory_of, models_of
-from langchain_dpicl.participants import Question
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.querying import Exhausted
+from langchain_dpicl.release.filtered_sample import Question
 from langchain_dpicl.retrieval import RetrievalRunnable
 from langchain_dpicl.retrieval_planning import RetrievalPlan, plan_retrieval
 from langchain_dpicl.run_events import tells_refusals

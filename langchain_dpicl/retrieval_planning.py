@@ -14,11 +14,11 @@ import numpy as np
 from langchain_dpicl._cost import Cost
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
-from langchain_dpicl.privacy.aggregation import VoteSum
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.participation import Bounded, ParticipationPlan
+from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.query_planning import with_noise_for
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from langchain_dpicl.privacy._validate import ROW_SHAPES, RowShape, check_choice, check_int, check_positive, fail
-from langchain_dpicl.privacy.sampling import (
-    AllocatedSlots,
-    BalancedSlots,
-    PartitionedSlots,
-    PoissonSlots,
-    PoissonUnits,
-    Sampler,
-)
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
 
 DEFAULT_NUM_SLOTS = 40
 DEFAULT_OVERFILL = 1.5

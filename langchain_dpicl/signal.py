@@ -14,10 +14,12 @@ from typing import TypeAlias
 import numpy as np
 
 from langchain_dpicl.privacy._validate import check_real, fail
-from langchain_dpicl.privacy.aggregation import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import AllocatedSlots, BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 
 _Column: TypeAlias = tuple[np.ndarray, int]
 """float64[n] votes of a candidate, and how many candidates have as many."""

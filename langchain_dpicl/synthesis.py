@@ -14,10 +14,8 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
-from langchain_dpicl.blocks import Block
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import open_block
 from langchain_dpicl.deals import Deals
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
@@ -30,6 +28,8 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.ray_executor import ExecutorLike, as_executor
+from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.token_block import Block
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import RunEvents, tells_refusals
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin

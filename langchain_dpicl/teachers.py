@@ -12,20 +12,21 @@ from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.walk import Walk
-from langchain_dpicl.curator import open_partition, open_sample, release_once
-from langchain_dpicl.labelling_planning import (
+from langchain_dpicl.labelling_planning import LabellingPlan
+from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.label_tickets import (
     ANSWER_TEMPLATE,
     LABEL_TEMPLATE,
     SAMPLE_TEMPLATE,
     TEST_TEMPLATE,
-    LabellingPlan,
 )
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Reservation, Share
+from langchain_dpicl.release.curator import open_sample
+from langchain_dpicl.release.partition import Partition, open_partition, release_once
+from langchain_dpicl.release.sample import SecretSample, is_unanswered
 from langchain_dpicl.run_events import RunEvents
-from langchain_dpicl.samples import SecretSample, is_unanswered
 
 Keep: TypeAlias = Callable[[Release], None]
 
@@ -46,7 +47,7 @@ class Teachers:
         self.rows = rows
         self._private = private
         self._share = share
-        self._partition: SecretSample | None = None
+        self._partition: Partition | None = None
 
     @property
     def left(self) -> int:

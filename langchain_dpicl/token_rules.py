@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.aggregation import Aggregation, ClippedDifferenceMean, ProbabilitySum
-from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, GumbelMechanism, mechanism_by_name
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import Sampler
-from langchain_dpicl.privacy.sparse import SparseVectorTest
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, logit_sum
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import Sampler
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
 __all__ = [
     "LOGIT_MECHANISMS",

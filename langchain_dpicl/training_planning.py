@@ -18,12 +18,11 @@ from langchain_dpicl.privacy._validate import (
     check_int,
     check_positive,
 )
-from langchain_dpicl.privacy.aggregation import ClippedGradientSum
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH, ClippedGradientSum
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, step_release, training_tickets
-from langchain_dpicl.privacy.gradient_sums import MAX_GRADIENT_WIDTH
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.query_planning import with_noise_for
 

@@ -24,7 +24,6 @@ from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import shown_left
-from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
@@ -32,9 +31,11 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE
-from langchain_dpicl.privacy.mechanisms import Release
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.run_events import RunEvents
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.training_planning import TrainingPlan
@@ -236,7 +237,7 @@ class TrainingRun(Uncopyable):
             self._turn.release()
 
     def _ask(self, groups: Sequence[Sequence[TrainingExample] | None]) -> AskGradients:
-        total = self.plan.release.running_sum(self.engine.width)
+        total = running_sum(self.plan.release, self.engine.width)
         return AskGradients(self.engine, self.weights, groups, total)
 
     def _keep(self, released: Release, ticket: Reservation) -> None:

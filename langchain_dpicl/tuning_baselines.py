@@ -15,7 +15,7 @@ from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
 from langchain_dpicl.backends.gradients import AskGradients
 from langchain_dpicl.privacy._validate import check_int, check_positive, fail
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts import PromptDPSGD
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.backends.walk import Ask, Walk
-from langchain_dpicl.blocks import NOT_COMPUTED, Block, argmax_index, summed
-from langchain_dpicl.curator import Render, pool_without_privacy
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.samples import Record, Rendered, block_on, drawn
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.release.curator import Render, pool_without_privacy
+from langchain_dpicl.release.sample import Record, Rendered, block_on, drawn
+from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, argmax_index, summed
 
 T = TypeVar("T")
 

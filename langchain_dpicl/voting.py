@@ -31,16 +31,17 @@ from langchain_dpicl._voting_options import (
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.privacy._validate import check_choice, fail
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import Release, mechanism_by_name
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, VotingResult
+from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.stores.memos import ReleaseMemo

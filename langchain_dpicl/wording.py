@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from langchain_dpicl.curator import Render
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.samples import Record
+from langchain_dpicl.release.curator import Render
+from langchain_dpicl.release.sample import Record
 
 
 @dataclass(frozen=True, slots=True)

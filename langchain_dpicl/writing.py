@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from langchain_dpicl.backends.base import FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.domains import Domain
 from langchain_dpicl.backends.walk import AskTopTokens, Walk
-from langchain_dpicl.blocks import Block
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.grammars import BoundGrammar, Grammar, Matcher
 from langchain_dpicl.planning import Segment
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.release.token_block import Block
 from langchain_dpicl.wording import GenerationWording
 
 DEFAULT_STOP = ("\n",)

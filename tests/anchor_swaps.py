@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import LedgerStore
 from langchain_dpicl.privacy.tickets import Ticket

@@ -14,15 +14,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from langchain_dpicl import samples, voting
-from langchain_dpicl.privacy import _terms, accounting, aggregation, mechanisms
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
-from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, SubsampledEvent
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism, Release
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits, assign
+from langchain_dpicl import voting
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting import normal_form as _terms
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, assign
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.release import sample as samples
 from langchain_dpicl.tenants import Tenants
 from tests.contracts.doubles import FixedDraws
 
@@ -43,7 +47,7 @@ def replaced_charged_as_added(patch: Patch) -> None:
 
 def scaled(factor: float) -> Plant:
     """All noise has another scale."""
-    return lambda patch: patch.setattr(mechanisms, "_ROUND_UP", factor)
+    return lambda patch: patch.setattr(mechanisms, "ROUND_UP", factor)
 
 
 def gumbel(change: Callable[[np.ndarray], np.ndarray]) -> Plant:
@@ -103,7 +107,7 @@ def seeded_per_query(patch: Patch) -> None:
 
 def off_the_grid(patch: Patch) -> None:
     """Scores leave as floats, whose last digits tell the sum."""
-    patch.setattr(mechanisms, "_rounded", lambda value, draws, scale, step: value + scale * draws.values)
+    patch.setattr(mechanisms, "rounded", lambda value, draws, scale, step: value + scale * draws.values)
 
 
 # --- charge ---------------------------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ def main() -> int:
     given = parser.parse_args()
     if not hasattr(os, "fork"):
         raise SystemExit("mutation: expected a system with fork, found none.")
-    files = [f"{VAULT}/{path.name}" for path in sorted((ROOT / VAULT).glob("*.py"))]
+    files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / VAULT).rglob("*.py"))]
     if given.watch:
         return watched(files)
     if given.planted:

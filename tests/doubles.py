@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 
 WORDS = [" my", " card", " was", " declined", " transfer", " is", " late", " top", " up", " failed"]
 

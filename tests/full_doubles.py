@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import blocks, curator, samples
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.release import curator
+from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import token_block as blocks
 from tests.doubles import WORDS, RepeatableCoins
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_dpicl._ledger_files import export_lines
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.events import GaussianEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, next_record

@@ -16,7 +16,7 @@ from langchain_dpicl.audit.labelling import LabelGame, tickets_expected, tickets
 from langchain_dpicl.audit.vectors import faults
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from tests.audit_games import ALARM, refutations
 
 __all__ = [

@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import curator, samples, teachers
+from langchain_dpicl import teachers
 from langchain_dpicl._labelling_run import LabellingRun
-from langchain_dpicl.privacy import confident, plans
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
-from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, Release
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions import confident_gnmax as confident
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.mechanisms import release_plan as plans
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.release import partition
+from langchain_dpicl.release import sample as samples
 from tests.audit_plants import Plant
 from tests.contracts.doubles import FixedDraws
 
@@ -155,7 +159,7 @@ def absent_teachers_abstain(patch: Patch) -> None:
 
 def answer_given_back(patch: Patch) -> None:
     """The answer's ticket goes back although there was an answer."""
-    patch.setattr(curator, "is_unanswered", lambda released: True)
+    patch.setattr(partition, "is_unanswered", lambda released: True)
 
 
 class _Unburnt:
@@ -199,8 +203,8 @@ def sample_charged_for_one_input(patch: Patch) -> None:
 def amplified_twice(patch: Patch) -> None:
     """The rate of the sample is counted for every input, and once more for the run."""
 
-    def block_event(release: Any, sampler: Any, length: int) -> Any:
-        inside = release if length == 1 else plans.RepeatedEvent(release, length)
+    def block_event(mechanism: Any, sampler: Any, length: int, answers: int | None) -> Any:
+        inside = mechanism.repeated(length, answers)
         return dataclasses.replace(sampler, sampling_rate=sampler.sampling_rate**2).amplify(inside)
 
     patch.setattr(plans, "_block_event", block_event)

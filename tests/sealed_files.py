@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.release_claims import CONTENT_DIGEST, with_content_digest
 from langchain_dpicl.privacy.tickets import Ticket
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -20,10 +19,11 @@ from langchain_dpicl.privacy.events import (
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
     ZCdpEvent,
 )
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 
 ADJACENCIES = st.sampled_from(["add_remove", "replace_one"])
 DELTAS = st.sampled_from([1e-3, 1e-5, 1e-6, 1e-8])

@@ -11,12 +11,12 @@ from pydantic import Field
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.curator import open_block
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.runnables import ChargingRunnable, Pay
 from langchain_dpicl.token_rules import release_plan
 

@@ -18,7 +18,13 @@ from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivacyReport
 from langchain_dpicl.audit import AuditResult, audit
 from langchain_dpicl.audit.pictures import plot_claimed_audited
 from langchain_dpicl.plots import plot_budget, plot_epsilon_delta
-from langchain_dpicl.privacy.events import BoundedRangeEvent, Event, GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    Event,
+    GaussianEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+)
 from langchain_dpicl.privacy.tickets import Ticket
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"

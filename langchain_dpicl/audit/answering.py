@@ -11,7 +11,7 @@ import numpy as np
 
 from langchain_dpicl.audit.components import QUERY, helper_of, share_of, voter_of
 from langchain_dpicl.audit.games import Game
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
 
 

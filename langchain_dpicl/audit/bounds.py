@@ -14,16 +14,16 @@ from scipy import optimize, special, stats
 
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy._validate import check_int, check_real
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 
 ALARM = 1e-6
 """Most false alarms of one verdict on sound code."""
@@ -123,7 +123,7 @@ def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float
       runs: of each side.
       alarm: of each of the two confidence bounds.
 
-    >>> from langchain_dpicl.privacy.events import GaussianEvent
+    >>> from langchain_dpicl.privacy.accounting.events import GaussianEvent
     >>> from scipy.special import ndtr
     >>> root = 2 * 2**0.5  # mu = 2 is claimed, the noise is too small by sqrt(2)
     >>> round(power(GaussianEvent(0.5), (ndtr(root / 2), ndtr(-root / 2)), runs=707), 3)

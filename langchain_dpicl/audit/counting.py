@@ -22,11 +22,10 @@ from langchain_dpicl.audit.results import AuditResult, Verdict
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.value_counts import Count, CountPlan
+from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 

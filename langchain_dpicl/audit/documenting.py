@@ -18,13 +18,13 @@ from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.results import AuditResult, Verdict
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.documents_planning import DocumentsPlan
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.topic_examples import split_by_topics
+from langchain_dpicl.release.curator import pool_without_privacy
 
 Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 

@@ -19,7 +19,7 @@ from langchain_dpicl.audit.laws import vector_law
 from langchain_dpicl.audit.readers import Opposite
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.evolution import PrivateEvolution
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 
 YES, NO = "yes", "no"

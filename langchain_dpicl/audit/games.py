@@ -21,7 +21,7 @@ from langchain_dpicl.audit.bounds import ALARM, POWER, highest, lowest
 from langchain_dpicl.audit.results import HALF, AuditResult, Verdict
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 
 Law: TypeAlias = Callable[[float], tuple[float, float]]
 """Chances of a game's first outcome with and without the target, if the noise were smaller by a factor."""

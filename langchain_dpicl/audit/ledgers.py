@@ -10,8 +10,8 @@ from langchain_dpicl.audit.components import share_of
 from langchain_dpicl.audit.results import AuditResult, Verdict
 from langchain_dpicl.audit.subjects import Subject
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.report import verify_report
 
 # Shown epsilons are rounded; a claim may be short by this much.

@@ -20,7 +20,7 @@ from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, Ints, SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
 
 
 def membership_attack(

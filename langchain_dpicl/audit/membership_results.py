@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from langchain_dpicl.audit.scores import LOW_RATE, Claim, Floats, RocBand, RocCurve, roc_band
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 
 Nonmembers: TypeAlias = Literal["any", "same_label"]
 

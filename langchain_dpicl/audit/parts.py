@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,15 @@ from langchain_dpicl.audit.bounds import ALARM, POWER
 from langchain_dpicl.audit.results import HALF, AuditResult, Verdict
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.aggregation import ClippedGradientSum
-from langchain_dpicl.privacy.bounded import BoundedSum
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import AllocatedSlots, BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, running_sum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 
 _WIDTH = 4
 _INCLUSIONS = 80.0
@@ -94,7 +97,7 @@ def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one un
     blind: tuple[str, ...] = (
         "what a model makes of its own prompt: a model that remembers other prompts couples the rows",
     )
-    sampler = release.sampler
+    sampler: Any = release.sampler
     if isinstance(sampler, PoissonUnits):
         return skipped(name, "every unit is a row of its own")
     if isinstance(sampler, PartitionedSlots | BalancedSlots):
@@ -160,9 +163,9 @@ def contribution(
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
     if isinstance(release.aggregation, ClippedGradientSum):
-        running = release.running_sum(_WIDTH)
+        running = running_sum(release, _WIDTH)
         running.add(rows)
-        return release.total_of(running, width=_WIDTH)
+        return release.bound(running, width=_WIDTH)
     with np.errstate(all="ignore"):
         return release.bound(rows, width=_WIDTH, public=np.array([0.3, 0.1, 0.2, 0.4]))
 

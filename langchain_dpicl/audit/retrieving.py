@@ -19,9 +19,9 @@ from langchain_dpicl.audit.laws import vector_law
 from langchain_dpicl.audit.readers import MARK, ReadVotes
 from langchain_dpicl.audit.results import AuditResult
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
 

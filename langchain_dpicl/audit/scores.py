@@ -20,7 +20,7 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 
 Floats = NDArray[np.float64]
 

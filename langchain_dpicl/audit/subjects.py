@@ -25,11 +25,11 @@ from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.aggregation import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.participation import participation_plan
-from langchain_dpicl.privacy.value_counts import count_release
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import count_release
+from langchain_dpicl.privacy.extensions.individual_filter import participation_plan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.query_planning import QueryPlan, plan_queries
 from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
 from langchain_dpicl.retrieval_planning import RetrievalPlan, plan_retrieval

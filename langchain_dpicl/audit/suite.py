@@ -24,10 +24,10 @@ from langchain_dpicl.audit.subjects import Subject
 from langchain_dpicl.audit.training import can_refute, canaries
 from langchain_dpicl.documents_planning import DocumentsPlan
 from langchain_dpicl.planning import GenerationPlan
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.participation import ParticipationPlan
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.value_counts import CountPlan
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
+from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.training_planning import TrainingPlan
 
 T = TypeVar("T")

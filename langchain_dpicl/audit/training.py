@@ -18,9 +18,9 @@ from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.readers import ReadGradients
 from langchain_dpicl.audit.results import AuditResult
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.training_planning import TrainingPlan, plan_training
 from langchain_dpicl.training_run import TrainingRun
 

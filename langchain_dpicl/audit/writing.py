@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from langchain_dpicl.audit.components import share_of, synthesizer_of
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.readers import TOKENS
-from langchain_dpicl.privacy.events import Event
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.units import Declaration, Units
 
 # Labels of one data set are priced in parallel, which holds only while each unit keeps its label.

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 from langchain_dpicl.privacy._validate import check_real
-from langchain_dpicl.privacy.value_counts import tail_bound
+from langchain_dpicl.privacy.extensions.count_histograms import tail_bound
 
 
 def noise_margin(scale: Fraction, confidence: float) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.amounts import exact, round_up
-from langchain_dpicl.privacy.events import canonical_json
 from langchain_dpicl.privacy.report_words import PACKAGE, are_words_of, check_wrappers, own_version, words_of
 from langchain_dpicl.privacy.shown import UNREADABLE, why
 from langchain_dpicl.privacy.tickets import Component, ShareTerms

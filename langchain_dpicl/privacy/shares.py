@@ -8,9 +8,9 @@ from typing import Any, NoReturn, SupportsIndex
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, is_written, round_down
 from langchain_dpicl.privacy.desk import Desk, Standing
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
 from langchain_dpicl.privacy.stores import LedgerRecord
 from langchain_dpicl.privacy.tickets import Component, ShareTerms

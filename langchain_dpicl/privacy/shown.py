@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.exceptions import DPICLError
-from langchain_dpicl.privacy import events
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting import events
+from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, logit_sum
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.extensions.share_prices import share_price
-from langchain_dpicl.privacy.logit_sums import LOGIT_MECHANISMS, logit_sum
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism, mechanism_by_name
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_parts
 from langchain_dpicl.privacy.units import Declaration
 
@@ -29,7 +32,7 @@ _DESIGN = {"num_slots", "shots_per_slot", "sampling", "overfill"}
 # What the report of labels for public inputs shows; `shown_labels` holds all of it against the tickets.
 _LABELLING = {"teachers", "max_queries", "mechanism"}
 
-_ON_A_SAMPLE = (events.SubsampledEvent, events.AllocatedEvent)
+_ON_A_SAMPLE = (events.SubsampledEvent, AllocatedEvent)
 
 # What a value of another form than ours brings about, wherever it is read.
 UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -94,7 +97,7 @@ def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book
         yield f"shows public_size {size!r} of label {label!r}, which no data set of the report declares"
     if rate is not None and size is not None and set(shown) >= _DESIGN:
         overfill = 1 if shown["sampling"] == "fixed" else shown["overfill"]
-        batches = max((event.num_batches for event in found if isinstance(event, events.AllocatedEvent)), default=1)
+        batches = max((event.num_batches for event in found if isinstance(event, AllocatedEvent)), default=1)
         drawn = batches * shown["num_slots"] * shown["shots_per_slot"] * overfill
         if not same(rate, min(1.0, drawn / size)):
             yield f"shows sampling_rate {rate!r} of label {label!r}, its rows and public_size make {drawn / size!r}"
@@ -174,7 +177,7 @@ def _design_problems(component: Component) -> Iterator[str]:
 
 
 def _batches(ticket: Ticket) -> int:
-    return ticket.event.num_batches if isinstance(ticket.event, events.AllocatedEvent) else 1
+    return ticket.event.num_batches if isinstance(ticket.event, AllocatedEvent) else 1
 
 
 def _private_releases(shown: Mapping[str, Any]) -> int:
@@ -223,7 +226,7 @@ def _length(ticket: Ticket) -> int:
 
 def _noise(event: events.Event) -> float | None:
     """Returns the noise multiplier behind an event; None where it has none."""
-    if isinstance(event, events.GaussianEvent | events.SampledBallEvent):
+    if isinstance(event, events.GaussianEvent | SampledBallEvent):
         return event.noise_multiplier
     if isinstance(event, events.BoundedRangeEvent):
         return 1 / event.bound

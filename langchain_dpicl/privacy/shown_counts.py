@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.events import ComposedEvent, FailureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, canonical_json
+from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE, CountPlan, count_release
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, why
 from langchain_dpicl.privacy.tickets import Component
 from langchain_dpicl.privacy.unit_values import UNITS
-from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE, CountPlan, count_release
 
 _FLAT = frozenset({"adjacency", "counts", "delta", "epsilon", "noise_multiplier", "threshold_delta"})
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import canonical_json
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, count_release
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, shown_problems, why
 from langchain_dpicl.privacy.tickets import Component
 from langchain_dpicl.privacy.unit_keywords import UnitKeywords
 from langchain_dpicl.privacy.units import KEYWORDS
-from langchain_dpicl.privacy.value_counts import CountPlan, count_release
 
 _KEYS = frozenset({"adjacency", "delta", "epsilon", "generation", "least_units", "topics"})
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.bounded import GRID
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers, label_release, label_tickets
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.bounded import GRID
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why
 from langchain_dpicl.privacy.tickets import Component, Ticket
 

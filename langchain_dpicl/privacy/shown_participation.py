@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, participation_plan
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, participation_plan
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, why
 from langchain_dpicl.privacy.tickets import Component
 

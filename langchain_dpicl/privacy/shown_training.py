@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, training_release, training_tickets
-from langchain_dpicl.privacy.gradient_sums import MAX_GRADIENT_WIDTH
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, why
 from langchain_dpicl.privacy.tickets import Component
 

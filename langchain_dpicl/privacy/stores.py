@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 
 LEDGER_FORMAT = 1
 

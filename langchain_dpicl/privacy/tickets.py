@@ -12,9 +12,7 @@ from typing import Any, Literal, TypeAlias
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_real, fail
-from langchain_dpicl.privacy.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.events import (
-    EVENT_TYPES,
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
     GaussianEvent,
@@ -26,7 +24,9 @@ from langchain_dpicl.privacy.events import (
     canonical_json,
     event_from_dict,
     event_to_dict,
+    is_event,
 )
+from langchain_dpicl.privacy.amounts import check_name, effective_delta
 
 Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
 
@@ -60,7 +60,7 @@ class Ticket:
             check_name("label", self.label)
         if not isinstance(self.refundable, bool):
             raise fail("refundable", "True or False", self.refundable)
-        if not isinstance(self.event, EVENT_TYPES):
+        if not is_event(self.event):
             raise fail("event", "an event of privacy.events", type(self.event).__name__)
         inside = {type(part) for part in event_parts(self.event)}
         if NonPrivateEvent in inside:

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, final
 
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.bounded import Closed
+from langchain_dpicl.privacy.mechanisms.bounded import Closed
 from langchain_dpicl.privacy.units import forms_of, normalized
 
 UNITS = "units"
 """The one value of every unit, where units are counted and no field is."""
 
 
-class _AtMost(Closed):
+class _AtMost(Closed, is_base=True):
     """How far the counts of values move, of which a unit stands for at most `max_values` distinct ones."""
 
     __slots__ = ()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, next_record
 
 COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")

@@ -19,7 +19,7 @@ from typing import Any
 from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_path, check_positive
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.stores._rows import Head
 from langchain_dpicl.stores._sqlite_file import sync_folder
 from langchain_dpicl.stores._sqlite_logs import check_free, check_new_name

@@ -27,7 +27,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy._validate import check_path, check_positive
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.pools import Opaque
 from langchain_dpicl.stores._sqlite_file import _check_local, sync_folder
 from langchain_dpicl.stores._sqlite_logs import check_new_name, check_no_log

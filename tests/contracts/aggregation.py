@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
-from langchain_dpicl.privacy.bounded import BoundedSum
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from tests import row_strategies
 
 CASES = (("slots", "add_remove"), ("units", "add_remove"), ("slots", "replace_one"), ("units", "replace_one"))

@@ -13,7 +13,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 
 
 class CountingRandom(SecureRandom):

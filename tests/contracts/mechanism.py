@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.events import event_from_dict, event_to_dict
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.accounting.events import event_from_dict, event_to_dict
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, FixedNoise
 
 BOTH = Sensitivity(l2=2.0**0.5, range=2.0, linf=1.0)

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 import pytest
 
 from langchain_dpicl.privacy._validate import ADJACENCIES, ROW_SHAPES
-from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, SubsampledEvent
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.doubles import CountingRandom, SeededRandom
 
 EVENT = BoundedRangeEvent(0.5)

@@ -19,7 +19,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.contracts.bindings import BindingContract

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, RESERVE
 from langchain_dpicl.privacy.shares import Share

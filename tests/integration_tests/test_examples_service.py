@@ -206,7 +206,7 @@ async def test_a_release_that_fails_behind_the_public_call_is_charged_and_nobody
 ) -> None:
     async with running(service, sqlite) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("langchain_dpicl.samples.summed", lambda *_: 1 / 0)
+            patch.setattr("langchain_dpicl.release.sample.summed", lambda *_: 1 / 0)
             refused = await client.ask("question?")
         assert refused.status_code == 503
         assert "nothing was charged" not in refused.text.lower()

@@ -28,8 +28,8 @@ from langchain_dpicl.backends import _quiet, silent
 from langchain_dpicl.backends.silent import Hidden, Reply, SilentModel
 from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.release.sample import SecretSample
 from langchain_dpicl.run_events import RunEvents
-from langchain_dpicl.samples import SecretSample
 from tests import check_leaks
 from tests.canary import RECORD, VOTE
 from tests.check_leaks import PROCESSES

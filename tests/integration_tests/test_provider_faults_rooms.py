@@ -28,8 +28,8 @@ from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import RetryPolicy
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PoissonSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests.canary import RECORD, canaries_in, describe
 from tests.live import LABELS, Servers, openai_model, servers_of_this_machine

@@ -12,10 +12,15 @@ GROUPS = {
         "extensions/share_prices",
     ),
     "accounting": (
-        "accounting", "_prices", "_engine", "_grid", "_terms", "_profiles", "_search", "_allocation", "events",
+        "accounting/epsilon", "accounting/bounds", "accounting/pld_grid", "accounting/normal_form",
+        "accounting/profiles", "accounting/calibration", "accounting/conversions", "accounting/events",
+        "extensions/random_allocation",
     ),
-    "aggregation": ("aggregation", "_row_sums", "logit_sums", "gradient_sums", "bounded", "joint"),
-    "sampling": ("sampling", "units", "randomness"),
+    "aggregation": (
+        "mechanisms/vote_sums", "mechanisms/bounded", "extensions/max_normalized_sum", "extensions/unit_vector_sums",
+        "extensions/logit_sums", "extensions/gradient_sums", "extensions/joint_exponential",
+    ),
+    "sampling": ("mechanisms/sampling", "extensions/fixed_size_slots", "units", "mechanisms/randomness"),
 }  # fmt: skip
 """Ledger: who may spend; accounting: what it costs; aggregation: what rows become; sampling: who is in which row."""
 

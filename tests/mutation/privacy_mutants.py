@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import samples, teachers
-from langchain_dpicl.privacy import mechanisms, sampling
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.logit_sums import ClippedLogitMean
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl import teachers
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms import sampling
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.release import sample as samples
 from tests import audit_games, pate_games
 from tests import audit_plants as plant
 from tests import pate_plants as pate
@@ -105,8 +107,8 @@ def twice_the_rows_in_the_divisor(patch: Patch) -> None:
 
 def twice_the_sampling_rate(patch: Patch) -> None:
     """A unit joins twice as often as is charged."""
-    real = sampling._poisson
-    patch.setattr(sampling, "_poisson", lambda n, rate, rng: real(n, min(1.0, 2 * rate), rng))
+    real = sampling.poisson
+    patch.setattr(sampling, "poisson", lambda n, rate, rng: real(n, min(1.0, 2 * rate), rng))
 
 
 def tests_free_where_answered(patch: Patch) -> None:
@@ -196,7 +198,7 @@ PLANTED = (
     ),
     Planted(
         "token: sigma / sqrt 2",
-        lambda patch: patch.setattr(mechanisms, "_ROUND_UP", math.sqrt(0.5)),
+        lambda patch: patch.setattr(mechanisms, "ROUND_UP", math.sqrt(0.5)),
         (of(test_logit_audit.test_tokens_follow_the_softmax_of_the_score_over_the_temperature, "re-centred"),),
     ),
     Planted("token: no subsample", plant.always_sampled, (RATE,)),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from langchain_dpicl.privacy import sampling
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import AllocatedSlots
+from langchain_dpicl.privacy.extensions import random_allocation as sampling
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 ALARM = 1e-6
 UNITS, DRAWS = 24, 3000
@@ -82,6 +82,6 @@ def test_an_over_full_slot_keeps_each_of_its_units_equally_often():
 
 
 def test_first_come_first_kept_is_rejected(monkeypatch):
-    monkeypatch.setattr(sampling, "_poisson", lambda n, q, rng: list(range(rng.binomial(n, q))))
+    monkeypatch.setattr(sampling, "poisson", lambda n, q, rng: list(range(rng.binomial(n, q))))
     kept = places(FULL, draws=300) >= 0
     assert stats.chisquare(kept.sum(axis=0)).pvalue < ALARM

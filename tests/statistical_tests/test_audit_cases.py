@@ -20,21 +20,17 @@ from langchain_dpicl.audit.answering import VotingGame
 from langchain_dpicl.audit.bounds import ALARM, POWER
 from langchain_dpicl.audit.games import power_of
 from langchain_dpicl.audit.labelling import LabelGame
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.aggregation import (
-    ClippedDifferenceMean,
-    ClippedLogitMean,
-    KeywordSum,
-    ProbabilitySum,
-    VoteSum,
-)
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism, Release
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS
 from tests import audit_plants as plant
 from tests import pate_plants as pate
@@ -261,7 +257,7 @@ PART_PLANTS: dict[str, tuple[str, str, plant.Plant]] = {
 
 
 def _smaller(patch: pytest.MonkeyPatch, kind: type) -> None:
-    from langchain_dpicl.privacy.bounded import Sensitivity
+    from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 
     patch.setattr(kind, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=1.0, linf=1.0))
 
@@ -367,6 +363,6 @@ def test_a_whole_audit_with_a_planted_bug_is_violated_and_names_it(monkeypatch: 
     report = audit(voter, controls=True)  # a control is missed with a chance of 1e-6
     assert report.verdict == "sound"
     assert {result.verdict for result in report.results if result.check.startswith("control")} == {"sound", "skipped"}
-    monkeypatch.setattr(mechanisms, "_ROUND_UP", 0.5)
+    monkeypatch.setattr(mechanisms, "ROUND_UP", 0.5)
     found = {result.check for result in audit(voter).violations()}
     assert {"noise: scale, at your own size", "one answer: gumbel, slots, add_remove"} <= found

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from langchain_dpicl.privacy import confident
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.extensions import confident_gnmax as confident
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from tests.contracts.doubles import FixedDraws
 
 ALARM = 1e-6

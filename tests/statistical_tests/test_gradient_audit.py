@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.events import GaussianEvent, SampledBallEvent
-from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum, RunningSum
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import (
+    ClippedGradientSum,
+    RunningSum,
+    SampledBallEvent,
+    running_sum,
+)
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.training_planning import plan_training
 from tests import audit_games
 
@@ -34,10 +39,10 @@ def planned(adjacency, noise_multiplier, *, batch=1, width=8):
 
 def stepped(plan, rows):
     """Returns what leaves a step, as the average gradient that an optimizer takes."""
-    running = plan.release.running_sum(plan.width)
+    running = running_sum(plan.release, plan.width)
     for start in range(0, len(rows), 2):
         running.add(rows[start : start + 2])
-    total = plan.release.total_of(running, width=plan.width)
+    total = plan.release.bound(running, width=plan.width)
     return plan.release.mechanism.release(total, rng=SYSTEM_RANDOM).values * plan.average_factor
 
 
@@ -80,7 +85,7 @@ def test_steps_carry_noise_of_the_declared_scale_and_no_other(adjacency):
 
 @pytest.mark.parametrize("factor", [0.5, 1 / 1.2, 1.2, 2.0])
 def test_noise_that_was_scaled_on_its_way_is_rejected(factor, monkeypatch):
-    monkeypatch.setattr(mechanisms, "_ROUND_UP", factor)
+    monkeypatch.setattr(mechanisms, "ROUND_UP", factor)
     plan = planned("add_remove", 0.7, batch=5, width=WIDTH)
     assert not has_scale(noise_of(plan), plan.noise_scale)
 
@@ -136,7 +141,7 @@ def test_a_step_gives_away_what_it_is_charged_for_and_no_more(adjacency):
 
 
 def plant_half_the_noise(patch):
-    patch.setattr(mechanisms, "_ROUND_UP", 0.5)
+    patch.setattr(mechanisms, "ROUND_UP", 0.5)
 
 
 def plant_no_clip(patch):

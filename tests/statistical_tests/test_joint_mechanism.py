@@ -12,14 +12,14 @@ import math
 import numpy as np
 from scipy import stats
 
-from langchain_dpicl.privacy import joint
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
+from langchain_dpicl.privacy.extensions import joint_exponential as joint
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from tests.contracts.mechanism import softmax
 
 ALARM = 1e-6

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from tests import audit_games
 from tests.contracts.mechanism import softmax
 
@@ -84,7 +84,7 @@ def certified(plan, row_shape, runs=RUNS):
 
 def plant_half_the_temperature(patch, kind):
     del kind
-    patch.setattr(mechanisms, "_ROUND_UP", 0.5)
+    patch.setattr(mechanisms, "ROUND_UP", 0.5)
 
 
 def plant_half_the_sensitivity(patch, kind):

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.aggregation import ClippedLogitMean, MaxNormalizedSum, ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, GaussianDraws, SecureRandom
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
+from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, GaussianDraws, SecureRandom
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.mechanism import bounded, permute_and_flip, softmax
 
@@ -120,7 +123,7 @@ def test_released_noise_has_the_declared_scale_on_every_coordinate(noise_multipl
 
 @pytest.mark.parametrize("factor", WRONG)
 def test_a_mechanism_of_a_wrong_scale_is_rejected(factor, monkeypatch):
-    monkeypatch.setattr(mechanisms, "_ROUND_UP", factor)
+    monkeypatch.setattr(mechanisms, "ROUND_UP", factor)
     assert not every_coordinate_has(noise_of(2.0), 2.0 * math.sqrt(2))
 
 
@@ -131,7 +134,7 @@ def test_a_forgotten_sqrt2_is_rejected(monkeypatch):
 
 def test_a_variance_for_a_scale_is_rejected(monkeypatch):
     monkeypatch.setattr(
-        mechanisms._Noise, "_scale", lambda self, total: (self.noise_multiplier * total.sensitivity.l2) ** 2
+        mechanisms.Mechanism, "_scale", lambda self, total: (self.noise_multiplier * total.sensitivity.l2) ** 2
     )
     assert not every_coordinate_has(noise_of(2.0), 2.0 * math.sqrt(2))
 
@@ -195,7 +198,7 @@ def test_cells_of_a_released_vector_have_the_normal_mass_of_their_interval(fract
     ids=["rounded_before_the_noise", "floor", "truncation"],
 )
 def test_another_rounding_is_rejected(bug, monkeypatch):
-    monkeypatch.setattr(mechanisms, "_rounded", bug)
+    monkeypatch.setattr(mechanisms, "rounded", bug)
     assert cell_pvalue(cells(np.full(100, 0.25)), 0.25) < ALARM
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from tests import audit_plants as plant
 from tests import pate_plants as pate
 from tests.audit_games import ReadVotes, is_fair_and_fresh

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import participants as module
 from langchain_dpicl.audit import audit, play
 from langchain_dpicl.audit.bounds import POWER
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.retrieving import nothing_shown, retrieval_cases, retriever_of
 from langchain_dpicl.backends.similar import Near, SimilarTexts
-from langchain_dpicl.participants import Participants
-from langchain_dpicl.privacy.participation import MemoryBalances, ParticipationPlan
+from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan
+from langchain_dpicl.release import filtered_sample as module
+from langchain_dpicl.release.filtered_sample import Participants
 from langchain_dpicl.retrieval import RetrievalRunnable
 from tests import audit_plants as plant
 from tests.audit_games import refutations

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from langchain_dpicl.privacy import sparse
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sparse import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.extensions import sparse_vector as sparse
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from tests.audit_games import highest, lowest
 
 ALARM = 1e-6

@@ -18,10 +18,10 @@ import pytest
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.audit import one_run
 from langchain_dpicl.audit.training import right_guesses
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.training_run import TrainingRun
 from tests.audit_games import ALARM
 from tests.contracts.doubles import FixedDraws
@@ -95,7 +95,7 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_tenth_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mechanisms, "_ROUND_UP", 0.1)
+    patch.setattr(mechanisms, "ROUND_UP", 0.1)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:

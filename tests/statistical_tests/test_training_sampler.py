@@ -17,7 +17,7 @@ from scipy import stats
 
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from tests.audit_games import ALARM
 from tests.gradient_doubles import LABELS, LogisticEngine, prepared
 from tests.pate_games import free_price

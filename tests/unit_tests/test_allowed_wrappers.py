@@ -10,7 +10,7 @@ import pytest
 from langchain_dpicl import PrivacyBudgetCallbackHandler, _wrapper_rules, allow_wrappers, verify_report
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger_state import RESERVE
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket

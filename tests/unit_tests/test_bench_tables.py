@@ -58,7 +58,7 @@ from _tables_sums import Column, closed, closed_shown, columns, share_closed
 from langchain_dpicl.audit import pictures
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.privacy import randomness
+from langchain_dpicl.privacy.mechanisms import randomness
 
 BENCHMARKS = Path(bench_tables.__file__).parent
 SECRET = "the canary sings at noon"

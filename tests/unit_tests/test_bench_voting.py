@@ -33,10 +33,10 @@ from _voting_task import PAPER, Task, load, read_rows
 
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.baselines import label_votes_without_privacy
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.mechanisms import mechanism_by_name
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import QueryPlan
 
 ROWS = [

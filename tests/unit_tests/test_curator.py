@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import blocks, curator, samples
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.rows import restrict
 from langchain_dpicl.backends.walk import drive
-from langchain_dpicl.blocks import restrict
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.curator import open_block
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError, PrivateAccessError
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.release import curator
+from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import token_block as blocks
+from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.token_rules import release_plan
 from langchain_dpicl.unprotected import open_block_without_privacy
 from tests.doubles import WORDS, RepeatableCoins, SpyBackend

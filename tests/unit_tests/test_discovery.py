@@ -36,13 +36,13 @@ from langchain_dpicl import (
     get_privacy_budget_callback,
     verify_report,
 )
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.pools import Pool
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import COUNT_TEMPLATE
 
 CANARY = "canary-7f3a"
 FILMS = [{"text": "x", "director": name} for name in ["Christopher  Nolan"] * 300 + ["GRETA GERWIG"] * 200 + [CANARY]]
@@ -217,7 +217,7 @@ class TestWhatIsPaid:
             pass
 
         made = finder(films(), house())
-        monkeypatch.setattr("langchain_dpicl.curator.SYSTEM_RANDOM", Mine())
+        monkeypatch.setattr("langchain_dpicl.release.curator.SYSTEM_RANDOM", Mine())
         with pytest.raises(PrivacyBudgetError, match="coins"):
             made.run()
         assert made.share.remaining(COUNT_TEMPLATE) == 1

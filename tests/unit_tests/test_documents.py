@@ -41,10 +41,10 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.nearest_embeddings import LocalEmbeddings
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.privacy.ledger import budget as ledger
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.pools import Pool
-from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.topic_examples import TopicExamples
 from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords

@@ -11,10 +11,10 @@ from scipy import stats
 from langchain_dpicl import ConfigurationError
 from langchain_dpicl.documents_planning import DocumentsPlan, keyword_margin, plan_documents
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, ParallelEvent
 from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, ParallelEvent
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import TokenRule
 

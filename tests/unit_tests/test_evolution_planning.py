@@ -12,7 +12,7 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent, ParallelEvent, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, ParallelEvent, RepeatedEvent
 from langchain_dpicl.released import ReleasedDemonstrations
 
 # Xie et al. (2024): noise of ten rounds at delta = 1 / (n ln n), for epsilon 1, 2 and 4.

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl import curator
 from langchain_dpicl._evolution_writing import EvolutionWording
 from langchain_dpicl.audit.evolving import evolution_cases, evolution_of
 from langchain_dpicl.audit.games import play
@@ -23,11 +22,12 @@ from langchain_dpicl.audit.parts import contribution
 from langchain_dpicl.backends.nearest import NearestRows
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
-from langchain_dpicl.privacy import aggregation
-from langchain_dpicl.privacy.aggregation import UnitVectorSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.release import curator
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import remember_prices, shown_by

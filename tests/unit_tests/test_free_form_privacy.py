@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl import curator
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 from langchain_dpicl.free_form import DPFreeFormRunnable
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
+from langchain_dpicl.release import curator
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import remember_prices, shown_by
 from tests.free_form_doubles import (

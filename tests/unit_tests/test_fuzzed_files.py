@@ -41,7 +41,7 @@ from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore

@@ -15,7 +15,7 @@ from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
 from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.contracts.front_room import remember_prices
 from tests.doubles import WORDS, SpyBackend

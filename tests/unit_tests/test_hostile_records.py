@@ -18,8 +18,8 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PrivateExamples
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from tests.doubles import WORDS, SpyBackend
 from tests.pate_games import free_price
 from tests.unit_tests.test_voting_neighbours import HOSTILE, Fragile

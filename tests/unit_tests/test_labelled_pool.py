@@ -18,7 +18,7 @@ import langchain_dpicl.labelled_pool as room
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEntry
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.labelling_doubles import labeler

@@ -25,7 +25,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     GaussianEvent,
@@ -33,7 +33,7 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from tests.contracts.front_room import (
     CANARY,

@@ -29,10 +29,10 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.aggregation import VoteSum
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.sampling import PartitionedSlots
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.shares import Reservation
 from tests.contracts.front_room import (
     CANARY,
@@ -425,7 +425,7 @@ def everything_in(thing: Any, seen: set[int] | None = None) -> str:
     """Every way to look at an object and at what its attributes hold, as deep as they are ours."""
     seen = set() if seen is None else seen
     if id(thing) in seen or not type(thing).__module__.startswith(("langchain_dpicl._label", "langchain_dpicl.label",
-        "langchain_dpicl.teachers", "langchain_dpicl.samples")):  # fmt: skip
+        "langchain_dpicl.teachers", "langchain_dpicl.release.sample")):  # fmt: skip
         return ""
     seen.add(id(thing))
     return "\n".join(

@@ -12,19 +12,11 @@ import pytest
 from langchain_dpicl import signal
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.labelling_planning import (
-    TEACHERS,
-    LabellingPlan,
-    max_answers_for,
-    plan_labelling,
-    rejection,
-)
+from langchain_dpicl.labelling_planning import LabellingPlan, max_answers_for, plan_labelling, rejection
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.aggregation import KeywordSum, UnitVectorSum
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     GaussianEvent,
@@ -32,8 +24,13 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.mechanisms import MECHANISMS
-from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.query_planning import plan_queries, query_signal
 from langchain_dpicl.row_design import RowDesign
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import blocks
 from langchain_dpicl.backends.domains import Domain
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.full_rows import FullRowSource, PublicSide, log_rows, softmax_rows
@@ -23,7 +22,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     ParallelEvent,
@@ -31,8 +30,10 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.sampling import PoissonUnits
-from langchain_dpicl.samples import SecretSample
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.release import token_block as blocks
+from langchain_dpicl.release.sample import SecretSample
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TokenRule, public_margin, temperature_of
 from tests.doubles import WORDS
 from tests.full_doubles import FullFake, full_engine, same_coins
@@ -199,7 +200,7 @@ def test_a_sample_of_a_plan_that_tests_is_read_through_blocks_alone() -> None:
 def test_blocks_and_runs_of_a_test_are_not_copied(copied: Any) -> None:
     plan = writing().plan.release
     block = blocks.Block(("p",), (), backend=full_engine(), plan=plan, length=1, release=None)
-    for secret in (block, blocks.Runs(plan)):
+    for secret in (block, SparseVectorTest(0.5, 4.0).runs(plan)):
         with pytest.raises(PrivateAccessError):
             copied(secret)
 

@@ -24,9 +24,10 @@ from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import AllocatedSlots, PoissonSlots
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
 from langchain_dpicl.recommendation import (
     LocalCost,
     Option,

@@ -29,8 +29,9 @@ from langchain_dpicl.backends import label_rows
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests import audit_plants as plant
 from tests import pate_plants as pate

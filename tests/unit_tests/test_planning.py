@@ -10,8 +10,9 @@ from langchain_dpicl import planning
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SubsampledEvent
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.recommendation import compare
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.signal import agreement_of, chance_of_right_index, occupancy, votes

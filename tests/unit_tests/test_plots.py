@@ -17,7 +17,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.plots import MAX_BARS, plot_budget, plot_epsilon_delta
 from langchain_dpicl.privacy import report_deltas
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.report import PrivacyReport
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import use_simple_prices

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import samples
 from langchain_dpicl.backends import rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.release import sample as samples
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.wording import GenerationWording
 from tests.doubles import WORDS
@@ -154,7 +154,7 @@ class TestAStop:
         made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
         monkeypatch.setattr(owner, name, stop)
         if owner is rows:
-            monkeypatch.setattr("langchain_dpicl.blocks.restrict", stop)
+            monkeypatch.setattr("langchain_dpicl.release.token_block.restrict", stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run()
         assert shows_private(caught.value) == []

@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 import langchain_dpicl.privacy
-from langchain_dpicl.privacy.bounded import BoundedSum, Closed, Sensitivity
-from langchain_dpicl.privacy.events import EVENT_TYPES
+from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism, NoisyMax
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest
+from langchain_dpicl.privacy.mechanisms.sampling import Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "proofs"
@@ -25,8 +28,8 @@ PRIVACY = ROOT / "langchain_dpicl" / "privacy"
 INDEX = FOLDER / "README.md"
 PAGES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.md")) if path != INDEX}
 
-VALUES = {Closed, Sensitivity, BoundedSum}
-"""Closed, but no mechanism, sampler or aggregation: the base, a bound, and what carries both to a mechanism."""
+VALUES = {Closed, Sensitivity, BoundedSum, Aggregation, Sampler, Mechanism, NoisyMax, ReleaseTest}
+"""Closed, but no mechanism, sampler or aggregation: bases, a bound, and what carries both to a mechanism."""
 
 PARAMETERS = {"test_noise_multiplier"}
 """Names that look like tests and are parameters of a mechanism."""
@@ -101,7 +104,7 @@ def faults(text: str) -> list[str]:
 
 def code_faults(page: Page) -> list[str]:
     files, names = page.named(page.code)
-    places = [ROOT / file if "/" in file else PRIVACY / file for file in files]
+    places = [ROOT / file if "/" in file else next(PRIVACY.rglob(file), PRIVACY / file) for file in files]
     found = ["no code"] if not files else []
     found += [f"no such file: {file}" for file, place in zip(files, places, strict=True) if not place.is_file()]
     sources = "\n".join(place.read_text() for place in places if place.is_file())
@@ -162,7 +165,7 @@ def test_every_event_that_a_page_names_exists() -> None:
         (("## Theorem", "## Remarks"), "no theorem"),
         (("(2020)", "recently"), "a theorem without a source"),
         (("Code:", "See"), "no code"),
-        (("mechanisms.py", "machines.py"), "no such file: langchain_dpicl/privacy/machines.py"),
+        (("noise.py`. Event", "machines.py`. Event"), "no such file: langchain_dpicl/privacy/mechanisms/machines.py"),
         (("`GumbelMechanism`", "`GompertzMechanism`"), "not in the code it names: GompertzMechanism"),
         (
             ("test_noise.py", "test_silence_of_noise.py"),

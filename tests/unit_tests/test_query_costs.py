@@ -24,7 +24,7 @@ from langchain_dpicl import (
     PromptPATELabeler,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.units import Units
 from tests.doubles import WORDS
 from tests.free_form_doubles import Writer

@@ -14,18 +14,21 @@ from langchain_dpicl import query_planning
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.aggregation import KeywordSum, ProbabilitySum, UnitVectorSum, VoteSum
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.query_planning import (
     QueryPlan,
     compare_queries,

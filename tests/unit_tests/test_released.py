@@ -15,7 +15,7 @@ import langchain_dpicl._released_files as files_module
 import langchain_dpicl.released as released_module
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.released import FORMAT, VERSION, ReleasedDemonstrations, epsilon_of

@@ -19,7 +19,6 @@ from scipy import stats
 
 from langchain_dpicl import Budget, DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.similar import SimilarTexts
-from langchain_dpicl.curator import open_participants
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -30,11 +29,11 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     RecordError,
 )
-from langchain_dpicl.participants import Participants, Payer
-from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.release.filtered_sample import Participants, Payer, open_participants
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import remember_prices, shown_by
 from tests.retrieval_doubles import (

@@ -16,9 +16,9 @@ from langchain_dpicl import DPRetrievalFreeFormRunnable, PrivacyBudgetCallbackHa
 from langchain_dpicl._answer_spaces import NoisyKeywordSpace
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE
 from tests.contracts.front_room import remember_prices, shown_by
 from tests.retrieval_doubles import CANARY, TopicEmbeddings, documents, examples, house, records
 

@@ -16,7 +16,7 @@ import pytest
 from langchain_dpicl import DPRetrievalVotingRunnable, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.querying import RELEASE
 from tests.contracts.front_room import (

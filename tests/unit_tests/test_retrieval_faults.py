@@ -31,9 +31,9 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.participants import Question
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
+from langchain_dpicl.release.filtered_sample import Question
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import remember_prices
 from tests.retrieval_doubles import CANARY, TopicEmbeddings, examples, house, record, records, voter, votes

@@ -43,7 +43,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SealedShareError,
 )
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.run_events import (
     CHARGED,

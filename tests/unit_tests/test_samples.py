@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import PromptPATEExampleSelector, blocks, samples
+from langchain_dpicl import PromptPATEExampleSelector
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy import shares
+from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import token_block as blocks
 from tests.contracts.front_room import CANARY
 from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, counts, examples, house, labeler
 from tests.sealed_files import sealed

@@ -26,12 +26,12 @@ from langchain_dpicl import Budget, PrivateExamples, training_run
 from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends import gradients
 from langchain_dpicl.backends.base import TrainingExample
-from langchain_dpicl.blocks import NOT_COMPUTED
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.release.token_block import NOT_COMPUTED
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.gradient_doubles import LABELS, PUBLIC, LogisticEngine, features

@@ -12,8 +12,9 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SampledBallEvent, SubsampledEvent
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.query_planning import plan_queries
 from langchain_dpicl.training_planning import TrainingPlan, plan_training, steps_of
 

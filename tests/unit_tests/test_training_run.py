@@ -31,11 +31,11 @@ from langchain_dpicl.exceptions import (
     TrainingInterruptedError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent, RepeatedEvent, SampledBallEvent, SubsampledEvent
-from langchain_dpicl.privacy.gradient_sums import RunningSum
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.randomness import SecureRandom
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum, SampledBallEvent
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
 from tests.contracts.doubles import FixedDraws

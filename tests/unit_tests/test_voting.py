@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.querying import RELEASE
 from tests.contracts.front_room import (

@@ -20,8 +20,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_dpicl import Budget, ConfigurationError, ModelCallError, PrivateExamples
 from langchain_dpicl.backends import label_rows
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.voting import DPVotingRunnable
 from tests import audit_plants as plant

@@ -1,1 +1,3 @@
-"""What stands beside the core: imported only by the components that use it, never by the core."""
+"""What stands beside the core: further samplers, sums and mechanisms, each with its proof page, and further shares of a
+budget. The core loads one only where a plan names it.
+"""

@@ -6,8 +6,8 @@ import dataclasses
 
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import check_delta, check_epsilon, check_int, check_positive, fail
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.amounts import effective_delta
-from langchain_dpicl.privacy.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.shares import Holding, Reservation
 from langchain_dpicl.privacy.tickets import Component
 

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.privacy._validate import check_choice, fail
-from langchain_dpicl.privacy.aggregation import AGGREGATIONS
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import Event, canonical_json
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, mechanism_by_name
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import SAMPLERS
+from langchain_dpicl.privacy.accounting.events import Event, canonical_json
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.registry import AGGREGATIONS, MECHANISMS, SAMPLERS, mechanism_by_name
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket
 
 Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.label_tickets import label_release
-from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket
 
 STEP_TEMPLATE = "step"

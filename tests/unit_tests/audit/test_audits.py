@@ -39,7 +39,7 @@ from langchain_dpicl.cli import main
 from langchain_dpicl.evolution_planning import plan_evolution
 from langchain_dpicl.labelling_planning import plan_labelling
 from langchain_dpicl.planning import plan_generation
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.query_planning import plan_queries
 from langchain_dpicl.row_design import RowDesign
 from langchain_dpicl.token_rules import TokenRule
@@ -195,7 +195,7 @@ def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() ->
 
 
 def test_a_false_claim_is_violated_with_a_lower_bound_above_it() -> None:
-    from langchain_dpicl.privacy.events import GaussianEvent
+    from langchain_dpicl.privacy.accounting.events import GaussianEvent
 
     # A mu of 2 is lost and 0.5 is claimed; missed with a chance below 1e-9.
     result = play(dataclasses.replace(SMALL, runs=400, law=None), claim=GaussianEvent(2.0))
@@ -262,10 +262,10 @@ def test_what_is_undecided_fails_unless_it_may_be(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("bug", ["drawn twice", "wrong rate", "noise", "sum"])
 def test_a_planted_part_of_a_users_plan_is_caught_by_the_whole(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from langchain_dpicl.privacy import mechanisms
-    from langchain_dpicl.privacy.aggregation import VoteSum
-    from langchain_dpicl.privacy.bounded import Sensitivity
-    from langchain_dpicl.privacy.sampling import PoissonSlots
+    from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+    from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
+    from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 
     quick(monkeypatch)
     real = PoissonSlots.draw
@@ -275,7 +275,7 @@ def test_a_planted_part_of_a_users_plan_is_caught_by_the_whole(bug: str, monkeyp
         wrong = PoissonSlots(0.1, 5, 2)
         monkeypatch.setattr(PoissonSlots, "draw", lambda self, n, *, rng: real(wrong, n, rng=rng))
     elif bug == "noise":
-        monkeypatch.setattr(mechanisms, "_ROUND_UP", 0.7)
+        monkeypatch.setattr(mechanisms, "ROUND_UP", 0.7)
     else:
         monkeypatch.setattr(VoteSum, "sensitivity", lambda self, **_: Sensitivity(l2=1.0, range=1.0, linf=1.0))
     assert audit(PLANS["voting"]).verdict == "violated"
@@ -296,7 +296,7 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
     slots: int, shots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Units that never share a slot as often as by chance; missed with a chance of 2e-9."""
-    from langchain_dpicl.privacy.sampling import PoissonSlots, assign
+    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, assign
 
     release = dataclasses.replace(PLANS["voting"].release, sampler=PoissonSlots(0.02, slots, shots))
     assert parts.places(release).verdict == "sound"
@@ -310,7 +310,7 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
 
 
 def test_the_samples_of_every_label_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from langchain_dpicl.privacy.sampling import PoissonSlots
+    from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
 
     quick(monkeypatch)
     wrong = PLANS["generation"].branches[1][1].sampler
@@ -340,7 +340,7 @@ def test_what_is_not_played_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("multiplier", [0.4, 2.0**25])
 def test_noise_beyond_what_sums_can_show_is_undecided_and_half_of_it_has_a_power(multiplier: float) -> None:
-    from langchain_dpicl.privacy.mechanisms import GumbelMechanism
+    from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 
     found = parts.noise(dataclasses.replace(PLANS["voting"].release, mechanism=GumbelMechanism(multiplier)))
     assert found.verdict == ("sound" if multiplier < 1 else "undecided")

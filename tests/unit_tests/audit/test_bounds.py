@@ -15,14 +15,14 @@ from langchain_dpicl.audit.games import proved
 from langchain_dpicl.audit.training import right_guesses, right_without_noise
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from tests.contracts.mechanism import permute_and_flip, softmax
 
 EVENTS = [

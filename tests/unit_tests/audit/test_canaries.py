@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.audit import training
-from langchain_dpicl.privacy.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from tests.contracts.doubles import FixedDraws
 
 RUN: dict[str, Any] = {"noise_multiplier": None, "epsilon": 1.0, "delta": 1e-6, "steps": 100, "sampling_rate": 0.01}

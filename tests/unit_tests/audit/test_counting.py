@@ -15,10 +15,10 @@ from langchain_dpicl.audit import Subject, counting, ledgers
 from langchain_dpicl.audit.games import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.discovery_planning import plan_discovery
-from langchain_dpicl.privacy.events import ComposedEvent, FailureEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.unit_values import UnitValues
 from langchain_dpicl.privacy.units import normalized
-from langchain_dpicl.privacy.value_counts import CountPlan, DiscreteLaplaceMechanism
 
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 PLANS = {

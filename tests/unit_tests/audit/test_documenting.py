@@ -14,10 +14,13 @@ from langchain_dpicl.audit.games import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.documents_planning import plan_documents
 from langchain_dpicl.privacy import pools
-from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
+from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    CountPlan,
+    DiscreteLaplaceMechanism,
+    GaussianCountMechanism,
+)
 from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords
-from langchain_dpicl.privacy.value_counts import CountPlan, DiscreteLaplaceMechanism
 
 VOCABULARY = ("card", "transfer", "fee", "boat", "film", "app")
 

@@ -9,8 +9,8 @@ from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, V
 from langchain_dpicl.audit.bounds import ALARM, lowest
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._terms import worlds
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting.normal_form import worlds
 from langchain_dpicl.privacy.tickets import ShareTerms
 from tests import audit_plants as plant
 

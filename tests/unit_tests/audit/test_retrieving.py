@@ -15,7 +15,7 @@ from langchain_dpicl.audit.bounds import POWER
 from langchain_dpicl.audit.games import power_of
 from langchain_dpicl.audit.retrieving import nothing_shown, retrieval_cases, retriever_of
 from langchain_dpicl.audit.subjects import Subject
-from langchain_dpicl.privacy.events import GaussianEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.querying import QueryRunnable
 from langchain_dpicl.retrieval_planning import plan_retrieval
 

@@ -13,8 +13,7 @@ from scipy import integrate
 from scipy.stats import norm
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
-from langchain_dpicl.privacy import _engine, _profiles
-from langchain_dpicl.privacy._terms import normal_form
+from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import (
     calibrate,
     delta_upper_bound,
@@ -25,7 +24,8 @@ from langchain_dpicl.privacy.accounting import (
     zcdp_epsilon,
     zcdp_rho,
 )
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -38,6 +38,7 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
+from langchain_dpicl.privacy.accounting.normal_form import normal_form
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "accounting.json"
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
-from langchain_dpicl.privacy import _engine, _grid, _opinions, _profiles, _second_opinions, accounting
-from langchain_dpicl.privacy._terms import World, normal_form
+from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -22,6 +24,9 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.accounting.normal_form import World, normal_form
+from langchain_dpicl.privacy.second_opinions import accountants as _opinions
+from langchain_dpicl.privacy.second_opinions import compare as _second_opinions
 
 
 def sampled_gaussian(rate: float, noise: float, count: int) -> Event:

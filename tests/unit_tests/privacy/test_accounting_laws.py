@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl.privacy import _engine, _grid, _opinions, _profiles
-from langchain_dpicl.privacy._terms import Terms, dominates, normal_form, worlds
+from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import (
     calibrate,
     delta_upper_bound,
@@ -20,7 +19,9 @@ from langchain_dpicl.privacy.accounting import (
     gdp_epsilon,
     zcdp_epsilon,
 )
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -31,6 +32,8 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.accounting.normal_form import Terms, dominates, normal_form, worlds
+from langchain_dpicl.privacy.second_opinions import accountants as _opinions
 from tests.strategies import (
     ADJACENCIES,
     COUNTS,

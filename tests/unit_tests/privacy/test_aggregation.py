@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
-from langchain_dpicl.privacy import aggregation
-from langchain_dpicl.privacy.aggregation import (
-    AGGREGATIONS,
-    BoundedSum,
-    KeywordSum,
-    MaxNormalizedSum,
-    ProbabilitySum,
-    Sensitivity,
-    UnitVectorSum,
-    VoteSum,
-)
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.registry import AGGREGATIONS
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from tests.contracts.aggregation import CASES, AggregationContract, change
 
 SQRT2 = 1.4142135623730951

@@ -11,12 +11,11 @@ import pytest
 from scipy.stats import binom
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError, UnknownEventError
-from langchain_dpicl.privacy import _allocation, _allocation_opinion, _engine, _profiles, accounting
-from langchain_dpicl.privacy._terms import dominates, normal_form
+from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import calibrate, delta_upper_bound, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
-    MAX_BATCHES,
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -30,11 +29,15 @@ from langchain_dpicl.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
+from langchain_dpicl.privacy.accounting.normal_form import dominates, normal_form
+from langchain_dpicl.privacy.extensions import random_allocation as _allocation
+from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
+from langchain_dpicl.privacy.second_opinions import allocation as _allocation_opinion
 from langchain_dpicl.privacy.shown import _length
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.contracts.sampler import EVENT
 
-CACHES = (_engine.steps, _engine._sampled_step, _engine.allocated_step, _engine.bounds, accounting._remembered)
+CACHES = (_engine.steps, _engine._sampled_step, _allocation.allocated_step, _engine.bounds, accounting._remembered)
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_an_allocated_event_survives_json_and_refuses_nonsense():
     for rate in (0.0, 1.1, math.nan, None):
         with pytest.raises(UnknownEventError, match="sampling_rate"):
             AllocatedEvent(EVENT, 2, rate)
-    with pytest.raises(UnknownEventError, match="event of this module"):
+    with pytest.raises(UnknownEventError, match="event that has a price"):
         AllocatedEvent(None, 2, 0.5)
 
 
@@ -95,7 +98,7 @@ def exact_deltas(epsilon: float, batches: int, rate: float, x: float) -> tuple[f
     [(0.3, 2, 1.0), (1.0, 3, 1.0), (1.0, 16, 1.0), (4.0, 5, 1.0), (4.0, 64, 1.0), (2.0, 7, 0.3), (1.0, 50, 0.05)],
 )
 def test_randomised_response_in_a_secret_batch_costs_what_enumeration_says(epsilon, batches, rate):
-    profile = _engine.allocated_step(normal_form(PureEvent(epsilon)), batches, rate, "add_remove")
+    profile = _allocation.allocated_step(normal_form(PureEvent(epsilon)), batches, rate, "add_remove")
     for x in np.linspace(0.0, 0.95 * math.log1p(rate * math.expm1(epsilon)), 23):
         removed, added = exact_deltas(epsilon, batches, rate, float(x))
         for curve, exact in ((profile.up, removed), (profile.down, added)):
@@ -136,7 +139,7 @@ def test_gaussian_allocations_cost_what_another_accountant_says(name):
 def test_a_gaussian_allocation_holds_against_a_simulation():
     """A million runs; Hoeffding's half-width at false alarm 5e-7 per side and curve is .0027."""
     rng, batches, noise = np.random.default_rng(7), 8, 1.0
-    profile = _engine.allocated_step(normal_form(GaussianEvent(noise)), batches, 1.0, "add_remove")
+    profile = _allocation.allocated_step(normal_form(GaussianEvent(noise)), batches, 1.0, "add_remove")
     z = rng.standard_normal((1_000_000, batches))
     without = np.exp(z - 0.5).mean(axis=1)
     z[:, 0] += 1.0
@@ -217,7 +220,7 @@ def test_a_unit_that_is_replaced_costs_one_batch():
         assert delta_upper_bound(allocated, epsilon=0.5, adjacency="replace_one") == delta_upper_bound(
             alone, epsilon=0.5, adjacency="replace_one"
         )
-    direct = _engine.allocated_step(normal_form(tokens(0.1)), 16, 0.2, "replace_one")
+    direct = _allocation.allocated_step(normal_form(tokens(0.1)), 16, 0.2, "replace_one")
     sampled = _engine._sampled_step(normal_form(tokens(0.1)), 0.2, "replace_one")
     x = np.linspace(0, 2, 9)
     assert (direct.up(x) == sampled.up(x)).all()

@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from langchain_dpicl.privacy import _allocation, _grid, _profiles
-from langchain_dpicl.privacy._allocation import _added, _Sum
+from langchain_dpicl.privacy.accounting import pld_grid as _grid
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.extensions import random_allocation as _allocation
+from langchain_dpicl.privacy.extensions.random_allocation import _added, _Sum
 
 NARROW = _Sum(1, 0.25, -3, np.array([0.1, 0.2, 0.3, 0.25, 0.15]), 0.0, 0.0, 0.0)
 WIDE = _Sum(2, 0.125, -8, np.full(20, 0.05), 0.0, 0.0, 0.0)

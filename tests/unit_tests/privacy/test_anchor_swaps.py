@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests.anchor_swaps import after_next_commit, opened, race

@@ -12,8 +12,7 @@ import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.checks import evaluate_checks, event_of_check
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     GaussianEvent,
@@ -21,6 +20,7 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.second_opinions.json_checks import evaluate_checks, event_of_check
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "accounting.json"
 CASES = json.loads(REFERENCE.read_text())["checks"] if REFERENCE.is_file() else []

@@ -12,23 +12,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy import confident
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.aggregation import (
-    ClippedLogitMean,
-    KeywordSum,
-    MaxNormalizedSum,
-    ProbabilitySum,
-    UnitVectorSum,
-    VoteSum,
-)
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, RepeatedEvent, SubsampledEvent
-from langchain_dpicl.privacy.mechanisms import MECHANISMS, GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sampling import BalancedSlots, PartitionedSlots, PoissonUnits
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions import confident_gnmax as confident
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
+from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from tests.contracts.doubles import CountingRandom, FixedDraws
 from tests.contracts.mechanism import BOTH, MechanismContract, bounded
 

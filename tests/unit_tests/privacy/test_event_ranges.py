@@ -7,19 +7,18 @@ import math
 import pytest
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy.events import (
-    MAX_BATCHES,
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     GaussianEvent,
     ParallelEvent,
     PureEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
     ZCdpEvent,
 )
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
 
 BASE = GaussianEvent(1.0)
 POSITIVE = {
@@ -84,7 +83,7 @@ def test_a_count_is_a_whole_number_of_its_range(name):
 @pytest.mark.parametrize("bad", [None, "gaussian", 1.0, GaussianEvent, (BASE,)], ids=lambda bad: type(bad).__name__)
 @pytest.mark.parametrize("name", INNER)
 def test_what_is_inside_is_an_event_too(name, bad):
-    with pytest.raises(UnknownEventError, match="event of this module"):
+    with pytest.raises(UnknownEventError, match="event that has a price"):
         INNER[name](bad)
     INNER[name](BASE)
 

@@ -12,12 +12,9 @@ from langchain_dpicl._ledger_checks import check_ledger
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli import main
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError, UnknownEventError
-from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._second_opinions import second_reading
-from langchain_dpicl.privacy._terms import Terms, World, normal_form, worlds
 from langchain_dpicl.privacy.accounting import delta_upper_bound, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
     FailureEvent,
@@ -29,8 +26,11 @@ from langchain_dpicl.privacy.events import (
     SubsampledEvent,
     ZCdpEvent,
 )
+from langchain_dpicl.privacy.accounting.normal_form import Terms, World, normal_form, worlds
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.second_opinions.compare import second_reading
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests import audit_plants as plant

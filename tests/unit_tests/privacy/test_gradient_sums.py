@@ -16,16 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_dpicl.backends.rows import Boxed
-from langchain_dpicl.blocks import summed
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
-from langchain_dpicl.privacy import gradient_sums
-from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteSum
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.gradient_sums import ClippedGradientSum, RunningSum
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.extensions import gradient_sums
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, RunningSum, running_sum
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.release.token_block import summed
 from tests import row_strategies
 from tests.contracts.aggregation import LAW, AggregationContract
 
@@ -277,36 +278,36 @@ def test_the_clip_is_shown():
 
 def test_a_plan_makes_its_running_sum_and_takes_back_no_other():
     made, rows = plan(), np.random.default_rng(4).normal(size=(5, 3))
-    mine = made.running_sum(3)
+    mine = running_sum(made, 3)
     mine.add(rows)
-    total = made.total_of(mine, width=3)
+    total = made.bound(mine, width=3)
     direct = made.bound(rows, width=3)
     assert total.value.tobytes() == direct.value.tobytes()
     assert total.sensitivity == direct.sensitivity == made.sensitivity
     others = [
-        (made.running_sum(4), 3),
-        (made.running_sum(3), 4),
-        (plan(ClippedGradientSum(2 * CLIP)).running_sum(3), 3),
-        (plan(adjacency="replace_one").running_sum(3), 3),
+        (running_sum(made, 4), 3),
+        (running_sum(made, 3), 4),
+        (running_sum(plan(ClippedGradientSum(2 * CLIP)), 3), 3),
+        (running_sum(plan(adjacency="replace_one"), 3), 3),
     ]
     for other, width in others:
         with pytest.raises(ConfigurationError, match="one of this plan"):
-            made.total_of(other, width=width)
+            made.bound(other, width=width)
 
 
 def test_a_box_with_a_running_sum_is_summed_already():
     made, rows = plan(), np.random.default_rng(5).normal(size=(5, 3))
-    mine = made.running_sum(3)
+    mine = running_sum(made, 3)
     mine.add(rows)
     assert summed(Boxed(mine), made, 3).value.tobytes() == summed(Boxed(rows), made, 3).value.tobytes()
     with pytest.raises(ConfigurationError, match="one of this plan"):
-        summed(Boxed(made.running_sum(2)), made, 3)
+        summed(Boxed(running_sum(made, 2)), made, 3)
 
 
 def test_only_gradients_are_added_batch_by_batch():
     for aggregation in (VoteSum(), UnitVectorSum()):
         with pytest.raises(ConfigurationError, match="clipped_gradient_sum for a running sum"):
-            plan(aggregation).running_sum(3)
+            running_sum(plan(aggregation), 3)
 
 
 def test_gradients_of_slots_and_noise_on_one_index_are_refused():
@@ -321,7 +322,7 @@ def test_gradients_of_slots_and_noise_on_one_index_are_refused():
 def test_an_empty_sample_is_released_as_pure_noise():
     """A deviation of 1 on 4,000 coordinates: their root mean square is within 6 deviations of it (2e-9)."""
     made = plan()
-    values = made.mechanism.release(made.total_of(made.running_sum(4_000), width=4_000), rng=SYSTEM_RANDOM).values
+    values = made.mechanism.release(made.bound(running_sum(made, 4_000), width=4_000), rng=SYSTEM_RANDOM).values
     assert abs(math.sqrt(float(np.mean(np.square(values)))) - 1.0) < 6 / math.sqrt(2 * 4_000)
 
 

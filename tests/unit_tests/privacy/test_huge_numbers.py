@@ -9,7 +9,13 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
-from langchain_dpicl.privacy.events import BoundedRangeEvent, GaussianEvent, PureEvent, RepeatedEvent, ZCdpEvent
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    ZCdpEvent,
+)
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy import joint
-from langchain_dpicl.privacy.aggregation import KeywordSum
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent
+from langchain_dpicl.privacy.extensions import joint_exponential as joint
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from tests.contracts.mechanism import MechanismContract, bounded, softmax
 
 ONE = Sensitivity(l2=None, range=1.0)

@@ -26,8 +26,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.amounts import exact, round_down, round_up
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
     Event,
@@ -39,6 +38,7 @@ from langchain_dpicl.privacy.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
+from langchain_dpicl.privacy.amounts import exact, round_down, round_up
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Component, ShareTerms, Ticket, event_of_tickets

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import stores
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, PureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, PureEvent, canonical_json
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import budget, private, share_of, use_simple_prices

@@ -16,11 +16,7 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
-    Event,
-    PureEvent,
-    canonical_json,
-)
+from langchain_dpicl.privacy.accounting.events import Event, PureEvent, canonical_json
 from langchain_dpicl.privacy.ledger_state import LedgerState
 from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerRecord, _Line

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from tests.contracts.aggregation import LAW
 
 INF, NAN = math.inf, math.nan

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
-from langchain_dpicl.privacy import logit_sums
-from langchain_dpicl.privacy.bounded import BoundedSum, Sensitivity
-from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions import logit_sums
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
 from tests import row_strategies
 from tests.contracts.aggregation import LAW, AggregationContract
 

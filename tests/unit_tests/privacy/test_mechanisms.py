@@ -9,18 +9,13 @@ import pytest
 from scipy import special, stats
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy import mechanisms
-from langchain_dpicl.privacy.bounded import Sensitivity
-from langchain_dpicl.privacy.events import BoundedRangeEvent, GaussianEvent, PureEvent
-from langchain_dpicl.privacy.mechanisms import (
-    MECHANISMS,
-    GaussianMechanism,
-    GumbelMechanism,
-    PermuteAndFlipMechanism,
-    Release,
-    mechanism_by_name,
-)
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, GaussianDraws
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.mechanisms import noise as mechanisms
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, GaussianDraws
 from tests.contracts.doubles import FixedNoise, SeededRandom
 from tests.contracts.mechanism import NoiseContract, bounded, permute_and_flip, softmax
 
@@ -111,7 +106,7 @@ def test_a_released_vector_lies_on_the_public_grid_whatever_the_sum(noise_multip
     found = steps(release(total, rng=SYSTEM_RANDOM).values, noise_multiplier)
     assert not off_grid(found)
     assert np.abs(found).max() <= 2.0**53
-    monkeypatch.setattr(mechanisms, "_rounded", lambda value, draws, scale, step: value + scale * draws.values)
+    monkeypatch.setattr(mechanisms, "rounded", lambda value, draws, scale, step: value + scale * draws.values)
     raw = steps(release(total, rng=SYSTEM_RANDOM).values, noise_multiplier)
     assert off_grid(raw[::6])
 
@@ -125,7 +120,7 @@ def test_without_rounding_low_digits_tell_a_large_sum_from_a_small_one(monkeypat
         return np.array([value % 2.0**-33 != 0 for value in values]).reshape(50, 2).mean(axis=0)
 
     assert fine_digits().tolist() == [0.0, 0.0]
-    monkeypatch.setattr(mechanisms, "_rounded", lambda value, draws, scale, step: value + scale * draws.values)
+    monkeypatch.setattr(mechanisms, "rounded", lambda value, draws, scale, step: value + scale * draws.values)
     small, large = fine_digits()
     assert small > 0.9
     assert large == 0.0
@@ -133,7 +128,7 @@ def test_without_rounding_low_digits_tell_a_large_sum_from_a_small_one(monkeypat
 
 def test_the_grid_depends_on_the_noise_scale_only():
     for scale in (1e-9, 2.0**-17, 0.3, 1.0, math.sqrt(2), 1e12):
-        step = mechanisms._grid_step(scale)
+        step = mechanisms.grid_step(scale)
         assert math.frexp(step)[0] == 0.5
         assert step == 2.0**-32 or 2.0**-17 < step / scale <= 2.0**-16
 
@@ -151,15 +146,15 @@ def test_coordinates_that_no_sum_of_rows_has_are_cut_before_the_noise():
 
 def test_the_nearest_multiple_is_taken_on_either_side_of_the_middle():
     noise = FixedNoise([0.0, 0.0, 1e-6, -1e-6])
-    step = mechanisms._grid_step(math.sqrt(2))
+    step = mechanisms.grid_step(math.sqrt(2))
     out = GaussianMechanism(1.0).release(bounded(step * np.array([0.49, 0.51, 3.5, 3.5])), rng=noise)
     assert (out.values / step).tolist() == [0.0, 1.0, 4.0, 3.0]
 
 
 def close_calls(noise_multiplier, seed):
     """Returns a sum such that with this seed's noise every coordinate lands in the middle of two multiples."""
-    scale = noise_multiplier * math.sqrt(2) * mechanisms._ROUND_UP
-    step = mechanisms._grid_step(scale)
+    scale = noise_multiplier * math.sqrt(2) * mechanisms.ROUND_UP
+    step = mechanisms.grid_step(scale)
     noise = scale * SeededRandom(seed).gaussian(200)
     return bounded(np.rint(noise / step) * step + step / 2 - noise)
 
@@ -261,7 +256,7 @@ def test_the_epsilon_of_permute_and_flip_is_nearly_reached():
 @pytest.mark.parametrize("factor", [0.7, 1 / math.sqrt(2), 0.999, 1.001, 1.3])
 @pytest.mark.parametrize("contract", [TestGaussian, TestGumbel, TestPermuteAndFlip])
 def test_a_planted_wrong_scale_turns_the_contract_red(contract, factor, monkeypatch):
-    monkeypatch.setattr(mechanisms, "_ROUND_UP", factor)
+    monkeypatch.setattr(mechanisms, "ROUND_UP", factor)
     with pytest.raises(AssertionError):
         contract().test_the_noise_scale_is_the_multiplier_times_the_sensitivity_in_its_own_norm()
 
@@ -277,7 +272,7 @@ def _wrong_scale(power, norm):
 def test_a_variance_or_a_foreign_norm_for_the_scale_turns_the_contract_red(contract, monkeypatch):
     other = "range" if contract().make(1.0).norm == "l2" else "l2"
     for power, norm in ((2, None), (0, None), (-1, None), (1, other)):
-        monkeypatch.setattr(mechanisms._Noise, "_scale", _wrong_scale(power, norm))
+        monkeypatch.setattr(mechanisms.Mechanism, "_scale", _wrong_scale(power, norm))
         with pytest.raises(AssertionError):
             contract().test_the_noise_scale_is_the_multiplier_times_the_sensitivity_in_its_own_norm()
 

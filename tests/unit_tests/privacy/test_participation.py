@@ -23,18 +23,14 @@ from scipy import stats
 from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivateAccessError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.aggregation import (
-    ClippedGradientSum,
-    KeywordSum,
-    ProbabilitySum,
-    UnitVectorSum,
-    VoteSum,
-    VoteVectorSum,
-)
-from langchain_dpicl.privacy.events import ComposedEvent, NoEvent, RepeatedEvent
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.participation import MemoryBalances, ParticipationPlan, participation_plan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, NoEvent, RepeatedEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan, participation_plan
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.privacy.tickets import event_of_tickets
 
 ALARM = 1e-6

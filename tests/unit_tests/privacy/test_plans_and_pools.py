@@ -19,7 +19,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
     GaussianEvent,

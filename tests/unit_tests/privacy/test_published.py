@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.events import BoundedRangeEvent, PureEvent, RepeatedEvent
-from langchain_dpicl.privacy.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms import GumbelMechanism
-from langchain_dpicl.privacy.published import advanced_composition_epsilon
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, PureEvent, RepeatedEvent
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.second_opinions.published_bounds import advanced_composition_epsilon
 
 # What one token of a sum of limit C / s costs at temperature t, in the published accounting: rho = (C / (s t))^2 / 2.
 TOKENS, TEMPERATURE, DELTA = 500, 1.1, 1e-6

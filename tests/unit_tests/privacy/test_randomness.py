@@ -18,8 +18,8 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy import randomness
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom, is_certified
+from langchain_dpicl.privacy.mechanisms import randomness
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom, is_certified
 from tests.contracts.doubles import UNCERTIFIED, CountingRandom, ScriptedRandom, SeededRandom
 
 NOISES = ("uniform", "exponential", "gumbel", "gaussian")

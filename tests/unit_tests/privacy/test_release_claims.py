@@ -24,7 +24,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import PoolEntry
-from langchain_dpicl.privacy.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.release_claims import check_claims, content_digest, json_digest, report_digest
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.released_documents import SyntheticText

@@ -9,23 +9,22 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.aggregation import (
-    ClippedDifferenceMean,
-    ClippedGradientSum,
-    ClippedLogitMean,
-    KeywordSum,
-    MaxNormalizedSum,
-    ProbabilitySum,
-    UnitVectorSum,
-    VoteSum,
-)
-from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.events import BoundedRangeEvent, SubsampledEvent
-from langchain_dpicl.privacy.joint import JointExponentialMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism, PermuteAndFlipMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.accounting import epsilon, events
+from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.max_normalized_sum import MaxNormalizedSum
+from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms import release_plan
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 
 CONFIDENT = ConfidentGNMaxMechanism(1.0, 1.0, threshold=2.0)
 JOINT = JointExponentialMechanism(2.0, num_choices=3)
@@ -194,3 +193,25 @@ def test_public_logits_reach_the_sums_that_they_belong_to_and_no_other(aggregati
         assert shown.value.tolist() == made.bound(rows, width=3).value.tolist()
     blend = plan(ClippedLogitMean(3.0, 10, blend_weight=0.5))
     assert blend.bound(rows, width=3, public=np.array([5.0, 0.0, -2.0])).value.argmax() == 0
+
+
+def test_a_plan_of_the_core_is_made_priced_and_read_without_any_extension(monkeypatch):
+    def loaded(name: str):
+        pytest.fail(name)
+
+    for module in (release_plan, events, epsilon):
+        monkeypatch.setattr(module, "import_module", loaded)
+    made = ReleasePlan(
+        PoissonSlots(0.125, num_slots=7, shots_per_slot=3), VoteSum(), GumbelMechanism(3.0), "add_remove"
+    )
+    event = events.event_from_dict(events.event_to_dict(made.event(5)))
+    assert event == made.event(5)
+    assert 0 < epsilon.epsilon_upper_bound(event, delta=1e-6, adjacency="add_remove") < math.inf
+
+
+def test_a_sibling_that_calls_itself_proved_is_refused():
+    look_alike = type("VoteSum", (Aggregation,), {"__module__": VoteSum.__module__, "name": "vote_sum"})
+    with pytest.raises(
+        ConfigurationError, match=r"aggregation: expected one of ProbabilitySum, VoteSum, .*found VoteSum"
+    ):
+        ReleasePlan(PoissonUnits(0.5), look_alike(), GumbelMechanism(1.0), "add_remove")

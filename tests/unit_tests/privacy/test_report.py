@@ -15,7 +15,7 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
-from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.stores import InMemoryStore

@@ -17,7 +17,13 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import report_deltas
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound, gdp_epsilon, zcdp_epsilon
-from langchain_dpicl.privacy.events import ComposedEvent, GaussianEvent, PureEvent, RepeatedEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import (
+    ComposedEvent,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    canonical_json,
+)
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.report_deltas import METHOD, NO_BOUND, default_deltas
 from langchain_dpicl.privacy.tickets import Ticket

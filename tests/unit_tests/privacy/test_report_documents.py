@@ -12,7 +12,7 @@ import pytest
 
 from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from tests.sealed_files import sealed
 
 WORDS = [" my", " card"]

@@ -19,10 +19,10 @@ from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
-from langchain_dpicl.privacy.events import Event, canonical_json
+from langchain_dpicl.privacy.accounting.events import Event, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.label_tickets import label_release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.row_design import RowDesign
 from tests.labelling_doubles import MECHANISMS, TEACHERS, examples, house, labeler

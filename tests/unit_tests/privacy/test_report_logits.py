@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy.events import canonical_json
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.report import verify_report
 from tests.full_doubles import full_engine
 from tests.unit_tests.test_logit_corridor import writing

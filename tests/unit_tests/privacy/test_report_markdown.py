@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy import events
-from langchain_dpicl.privacy.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
+from langchain_dpicl.privacy.accounting import events
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, SubsampledEvent, event_to_dict
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.report_markdown import code, event_words, markdown_of
 from langchain_dpicl.privacy.report_text import text_of
@@ -170,15 +173,15 @@ EVENTS = [
     events.ZCdpEvent(0.1),
     events.RepeatedEvent(events.ComposedEvent((PureEvent(0.5), GaussianEvent(3.0))), 1200),
     SubsampledEvent(events.RepeatedEvent(GaussianEvent(2.0), 5), 0.01),
-    events.SampledBallEvent(1.5, 0.02),
-    events.AllocatedEvent(GaussianEvent(2.0), 2000, 0.5),
+    SampledBallEvent(1.5, 0.02),
+    AllocatedEvent(GaussianEvent(2.0), 2000, 0.5),
     events.ParallelEvent("d", (("a", PureEvent(0.5)),)),
     events.FailureEvent(2e-7),
 ]
 
 
 def test_every_event_has_words_with_its_parameters() -> None:
-    assert {type(event) for event in EVENTS} | {events.ComposedEvent} == set(events.EVENT_TYPES)
+    assert {type(event) for event in EVENTS} | {events.ComposedEvent} == set(EVENT_TYPES)
     texts = [event_words(event_to_dict(event)) for event in EVENTS]
     assert not any("event of kind" in text for text in texts)
     assert texts[6] == "1,200 times (a release of pure epsilon 0.5 and Gaussian noise, multiplier 3 of the sensitivity)"

@@ -17,7 +17,7 @@ from langchain_dpicl._optimizers import Optimizer
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import shown_training
-from langchain_dpicl.privacy.events import PureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.soft_prompt import FORMAT, VERSION, SoftPrompt

@@ -10,19 +10,21 @@ from scipy import integrate
 from scipy.stats import norm
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy import _engine, _profiles
-from langchain_dpicl.privacy._terms import dominates, normal_form
+from langchain_dpicl.privacy.accounting import bounds as _engine
 from langchain_dpicl.privacy.accounting import delta_upper_bound, epsilon_bound, epsilon_upper_bound
-from langchain_dpicl.privacy.events import (
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
     Event,
     GaussianEvent,
     ParallelEvent,
     RepeatedEvent,
-    SampledBallEvent,
     SubsampledEvent,
     event_from_dict,
     event_to_dict,
 )
+from langchain_dpicl.privacy.accounting.normal_form import dominates, normal_form
+from langchain_dpicl.privacy.extensions import gradient_sums
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 
 SIZE, BATCH = 67_349, 1_024
 RATE, DELTA = BATCH / SIZE, 1 / SIZE
@@ -68,7 +70,7 @@ def test_another_accountant_composes_the_same_pair() -> None:
 @pytest.mark.parametrize("rate", [0.003, 0.3, 0.95])
 def test_the_profile_is_the_integral_it_stands_for(rate: float, noise: float) -> None:
     radius = 1 / (2 * noise)
-    curve = _profiles.replaced_in_ball(radius, rate).up
+    curve = gradient_sums.replaced_in_ball(radius, rate).up
     axis = np.linspace(-12, radius + 14, 400_001)
     p, q = ((1 - rate) * norm.pdf(axis) + rate * norm.pdf(axis, sign * radius) for sign in (1, -1))
     for x in (0.0, 1e-3, 0.02, 0.3, 1.0, 3.0):
@@ -89,7 +91,7 @@ def test_no_two_vectors_of_the_ball_are_told_apart_better_than_opposite_ones() -
         both: np.ndarray = (1 - rate) * gone + rate * there
         return both
 
-    curve = _profiles.replaced_in_ball(1 / noise, rate).up
+    curve = gradient_sums.replaced_in_ball(1 / noise, rate).up
     corners = [(math.cos(a), math.sin(a)) for a in (0.5, 1.2, 2.0, 2.6, math.pi)]
     others = [(0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), *corners]
     for x in (0.0, 0.1, 0.5):
@@ -191,13 +193,13 @@ def test_a_forgotten_replacement_misses_the_references(monkeypatch: pytest.Monke
     """Priced as a removal, or by the radius where the diameter is meant."""
     for wrong in (
         lambda mu, rate, _: _profiles.amplified(_profiles.gaussian(mu / 2), rate),
-        lambda mu, rate, _: _profiles.replaced_in_ball(mu / 4, rate),
-        lambda mu, rate, _: _profiles.replaced_in_ball(mu, rate),
+        lambda mu, rate, _: gradient_sums.replaced_in_ball(mu / 4, rate),
+        lambda mu, rate, _: gradient_sums.replaced_in_ball(mu, rate),
     ):
         for cached in (_engine.steps, _engine.bounds):
             cached.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(_engine, "_ball_step", wrong)
+            patch.setattr(gradient_sums, "_ball_step", wrong)
             bounds = _engine.bounds(
                 normal_form(RepeatedEvent(ball(0.7937 / 2, RATE), 329)), "replace_one", is_coarse=False
             )

@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.aggregation import ProbabilitySum
-from langchain_dpicl.privacy.events import BoundedRangeEvent, ComposedEvent, PureEvent, RepeatedEvent, SubsampledEvent
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sparse import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    ComposedEvent,
+    PureEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+)
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from tests import row_strategies
 
 STEPS = 2**32

@@ -14,9 +14,9 @@ from fractions import Fraction
 import pytest
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivateAccessError
-from langchain_dpicl.privacy import sparse
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
-from langchain_dpicl.privacy.sparse import SparseVectorTest
+from langchain_dpicl.privacy.extensions import sparse_vector as sparse
+from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from tests.contracts.doubles import CountingRandom
 
 STEPS = 2**32

@@ -15,19 +15,21 @@ from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.aggregation import UnitVectorSum, VoteSum
-from langchain_dpicl.privacy.events import GaussianEvent, SampledBallEvent, SubsampledEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent, canonical_json
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.training_tickets import (
     STEP_TEMPLATE,
     step_release,
     training_release,
     training_tickets,
 )
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism, GumbelMechanism
-from langchain_dpicl.privacy.plans import ReleasePlan
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
-from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.training_planning import TrainingPlan, plan_training
 from tests.sealed_files import sealed

@@ -15,13 +15,17 @@ from scipy import stats
 
 from langchain_dpicl import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.events import GaussianEvent
-from langchain_dpicl.privacy.gaussian_counts import GaussianCountMechanism
-from langchain_dpicl.privacy.mechanisms import GaussianMechanism
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    CountPlan,
+    DiscreteLaplaceMechanism,
+    GaussianCountMechanism,
+    count_release,
+)
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
 from langchain_dpicl.privacy.unit_keywords import MOST_KEYWORDS, TopicSplit, UnitKeywords, words_of
 from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.value_counts import CountPlan, DiscreteLaplaceMechanism, count_release
 
 ALARM = 1e-6
 VOCABULARY = ("card", "credit card", "transfer", "stra\u00dfe", "fee")

@@ -19,9 +19,7 @@ from langchain_dpicl import ConfigurationError
 from langchain_dpicl.discovery_planning import plan_discovery
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.count_margins import noise_margin
-from langchain_dpicl.privacy.events import (
-    AllocatedEvent,
+from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     FailureEvent,
     GaussianEvent,
@@ -32,16 +30,18 @@ from langchain_dpicl.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
-from langchain_dpicl.privacy.units import normalized
-from langchain_dpicl.privacy.value_counts import (
+from langchain_dpicl.privacy.count_margins import noise_margin
+from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
     count_release,
     rounded_up,
     tail_bound,
 )
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.unit_values import UNITS, UnitValues
+from langchain_dpicl.privacy.units import normalized
 
 ALARM = 1e-6
 texts = st.text(st.sampled_from("aAbB\t \u00a0é\u0301ß\u200b9"), max_size=4)

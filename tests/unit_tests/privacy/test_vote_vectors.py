@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from langchain_dpicl.privacy import aggregation
-from langchain_dpicl.privacy.aggregation import Sensitivity, UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.extensions import unit_vector_sums as aggregation
+from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
+from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 from tests.contracts.aggregation import CASES, AggregationContract, change
 from tests.unit_tests.privacy.test_aggregation import GRID, SQRT2
 

@@ -1,0 +1,148 @@
+"""Finds the smallest parameter whose event costs at most a given epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_positive,
+    check_real,
+)
+from langchain_dpicl.privacy.accounting.epsilon import _priced, _up, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting.events import Event
+
+Cost = Callable[[float], float]
+
+_NOISE_TOLERANCE = 1e-4
+_STEP = 4.0
+
+
+def calibrate(
+    event_at: Callable[[float], Event],
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    low: float = 1e-3,
+    high: float = 1e5,
+    is_rough: bool = False,
+) -> float:
+    """Finds the smallest parameter whose event costs at most `epsilon`, rounded up.
+
+    Formal guarantees:
+      - The event of the returned x costs at most `epsilon`: checked on the fine grid at the end, or, if `is_rough`, on
+        the coarse one, whose prices are upper bounds too.
+
+    Args:
+      event_at: from a public parameter (usually a noise multiplier) to an event that costs less when it grows.
+      epsilon: the limit, > 0.
+      delta: in (0, 1).
+      adjacency: "add_remove" or "replace_one".
+      low: least parameter to consider, > 0.
+      high: largest parameter to consider.
+      is_rough: whether a comparison of many designs asks: several times faster, and a few percent above the smallest.
+
+    Returns:
+      The parameter, within 0.02 % of the smallest that fits unless `is_rough`.
+
+    Raises:
+      ConfigurationError: even `high` costs more than `epsilon`, or an argument is out of range.
+      UnknownEventError: no theorem prices the event.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_adjacency(adjacency)
+    check_real("high", high, low=check_positive("low", low), low_open=True)
+
+    def rough(x: float) -> float:
+        return _priced(event_at(x), delta, adjacency, is_coarse=True).epsilon
+
+    def exact(x: float) -> float:
+        return epsilon_upper_bound(event_at(x), delta=delta, adjacency=adjacency)
+
+    too_small, enough = bracket(rough, epsilon, low=low, high=high)
+    guess = too_small if enough is None else enough
+    if too_small is not None and enough is not None:
+        _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=0.02)
+    if is_rough and guess is not None and enough is not None:
+        return guess
+    too_small, enough = around(exact, epsilon, float(guess or low), low=low, high=high)
+    if enough is None:
+        raise ConfigurationError(
+            f"epsilon: expected at least {exact(high):.4g}, found {epsilon!r}: even the parameter {high:g} costs that. "
+            "Ask for fewer releases, a lower sampling rate or a larger delta."
+        )
+    if too_small is None:
+        return enough
+    _, found = narrow(exact, epsilon, (too_small, enough), tolerance=_NOISE_TOLERANCE)
+    rounded = min(_up(found), high)
+    return rounded if exact(rounded) <= epsilon else found
+
+
+def bracket(cost: Cost, limit: float, *, low: float, high: float) -> tuple[float | None, float | None]:
+    """(costs too much, fits), a factor of four apart, from 1 outwards; None where an end of [low, high] was met."""
+    x = min(max(1.0, low), high)
+    if cost(x) > limit:
+        while x < high:
+            larger = min(_STEP * x, high)
+            if cost(larger) <= limit:
+                return x, larger
+            x = larger
+        return x, None
+    while x > low:
+        smaller = max(x / _STEP, low)
+        if cost(smaller) > limit:
+            return smaller, x
+        x = smaller
+    return None, x
+
+
+def around(cost: Cost, limit: float, guess: float, *, low: float, high: float) -> tuple[float | None, float | None]:
+    """The same around a good guess: a few percent apart."""
+    below, above = guess, guess
+    factor = 1.02
+    while cost(above) > limit:
+        if above >= high:
+            return above, None
+        below, above, factor = above, min(above * factor, high), factor * factor
+    while cost(below) <= limit:
+        if below <= low:
+            return None, below
+        above, below, factor = below, max(below / factor, low), factor * factor
+    return below, above
+
+
+def narrow(cost: Cost, limit: float, ends: tuple[float, float], *, tolerance: float) -> tuple[float, float]:
+    """Shrinks (costs too much, fits) to a ratio of 1 + tolerance.
+
+    Costs are close to powers of the parameter, so each round interpolates logarithms and tries just above and just
+    below that point; it halves the interval where that does not.
+    """
+    small, large = ends
+    while large / small > 1.0 + tolerance:
+        width = large / small
+        centre = _interpolated(small, large, cost(small), cost(large), limit)
+        for x in (centre * (1.0 + tolerance / 3.0), centre / (1.0 + tolerance / 3.0)):
+            small, large = _halved(cost, limit, small, large, x)
+        if large / small > math.sqrt(width):
+            small, large = _halved(cost, limit, small, large, math.sqrt(small * large))
+    return small, large
+
+
+def _halved(cost: Cost, limit: float, small: float, large: float, x: float) -> tuple[float, float]:
+    if not small < x < large:
+        return small, large
+    return (small, x) if cost(x) <= limit else (x, large)
+
+
+def _interpolated(small: float, large: float, cost_small: float, cost_large: float, limit: float) -> float:
+    if not (math.isfinite(cost_small) and 0.0 < cost_large < cost_small):
+        return math.sqrt(small * large)
+    share = math.log(cost_small / limit) / math.log(cost_small / cost_large)
+    return small * math.exp(min(max(share, 0.0), 1.0) * math.log(large / small))

@@ -1,0 +1,165 @@
+"""Samples and partitions of a fixed number of units, dealt evenly over slots; `replace_one` only.
+
+Proofs: docs/proofs/balanced-slots.md, partitioned-slots.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import RowShape, check_int
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import Sample, Sampler, amplified
+
+
+def _check_public_size(num_units: int, public_size: int) -> None:
+    """Refuses another number of units than declared, without telling the number."""
+    if num_units != public_size:
+        raise ConfigurationError(
+            f"public_size: expected the number of units under replace_one, found public_size={public_size}. "
+            "Declare the true number, or use adjacency='add_remove' with PoissonSlots."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BalancedSlots(Sampler):
+    """A fixed number of units without replacement, dealt evenly over the slots at random; `replace_one` only.
+
+    Formal guarantees:
+      - min(num_slots * shots_per_slot, public_size) distinct units are drawn; slots differ by at most one unit.
+      - Replacing one unit, coins kept, changes at most one slot. Adding or removing one may change many: hence the
+        single adjacency, under which the number of units is public.
+
+    Args:
+      num_slots: number of rows, public.
+      shots_per_slot: units in a row, public.
+      public_size: the number of units, public.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+
+    Source: Balle, Barthe, Gaboardi (2018), without-replacement amplification; docs/proofs/balanced-slots.md.
+    """
+
+    num_slots: int
+    shots_per_slot: int
+    public_size: int
+    name: ClassVar[str] = "balanced_slots"
+    row_shape: ClassVar[RowShape] = "slots"
+    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
+
+    def __post_init__(self) -> None:
+        for field in ("num_slots", "shots_per_slot", "public_size"):
+            check_int(field, getattr(self, field), low=1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of every draw, public."""
+        return self.num_slots
+
+    @property
+    def sampling_rate(self) -> float:
+        """Share of the units in every draw."""
+        return self._sample_size / self.public_size
+
+    @property
+    def _sample_size(self) -> int:
+        return min(self.num_slots * self.shots_per_slot, self.public_size)
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws a fresh secret sample; see `PoissonSlots.draw`.
+
+        Raises:
+          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
+        """
+        _check_public_size(num_units, self.public_size)
+        units = rng.choice_without_replacement(num_units, self._sample_size).tolist()
+        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
+
+    def amplify(self, event: Event) -> Event:
+        """Returns the event of `event` run on one secret draw."""
+        return amplified(event, self.sampling_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "name": self.name,
+            "num_slots": self.num_slots,
+            "shots_per_slot": self.shots_per_slot,
+            "public_size": self.public_size,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PartitionedSlots(Sampler):
+    """An exact partition, dealt once by secret coins and then kept; `replace_one` only, nothing amplified.
+
+    Formal guarantees:
+      - min(num_slots * shots_per_slot, public_size) distinct units are dealt evenly over the slots; every unit has one
+        slot or none, however the units are ordered.
+      - Replacing one unit, coins kept, changes at most one slot: also of every later release on the same deal, so
+        those compose. `amplify` returns the event as it is, also where a deal is made anew.
+
+    Args:
+      num_slots: number of rows, public.
+      shots_per_slot: most units in a row, public.
+      public_size: the number of units, public.
+
+    Raises:
+      ConfigurationError: a parameter out of range.
+
+    >>> from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+    >>> dealt = PartitionedSlots(num_slots=2, shots_per_slot=2, public_size=8).draw(8, rng=SYSTEM_RANDOM)
+    >>> [len(row) for row in dealt], len({unit for row in dealt for unit in row})
+    ([2, 2], 4)
+
+    Source: Papernot et al. (2017), Semi-supervised Knowledge Transfer for Deep Learning from Private Training Data;
+      docs/proofs/partitioned-slots.md.
+    """
+
+    num_slots: int
+    shots_per_slot: int
+    public_size: int
+    name: ClassVar[str] = "partitioned_slots"
+    row_shape: ClassVar[RowShape] = "slots"
+    adjacencies: ClassVar[frozenset[str]] = frozenset({"replace_one"})
+    sampling_rate: ClassVar[float] = 1.0
+    """The rate that is priced: nothing is amplified, however few of the units have a slot."""
+
+    def __post_init__(self) -> None:
+        for field in ("num_slots", "shots_per_slot", "public_size"):
+            check_int(field, getattr(self, field), low=1)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of every draw, public."""
+        return self.num_slots
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Deals the units; see `PoissonSlots.draw`.
+
+        Raises:
+          ConfigurationError: the data do not hold `public_size` units (a public fact under replace_one).
+        """
+        _check_public_size(num_units, self.public_size)
+        dealt = min(self.num_slots * self.shots_per_slot, num_units)
+        units = rng.choice_without_replacement(num_units, dealt).tolist()
+        return tuple(tuple(units[slot :: self.num_slots]) for slot in range(self.num_slots))
+
+    def amplify(self, event: Event) -> Event:
+        """Returns `event`: one deal serves many releases, which no theorem here amplifies."""
+        return event
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "name": self.name,
+            "num_slots": self.num_slots,
+            "shots_per_slot": self.shots_per_slot,
+            "public_size": self.public_size,
+        }

@@ -1,0 +1,1 @@
+"""Other computations that prices are compared with; none of them lowers a price."""

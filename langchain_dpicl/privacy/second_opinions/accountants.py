@@ -1,0 +1,289 @@
+"""Computes intervals for a price that is known already, with other accountants.
+
+Three of them: prv-accountant (Gaussians, sampled or not), a Fourier transform of our own on another grid, tilted
+towards the price so that small deltas keep their digits, and an attack (a lower bound) for bounded-range steps.
+prv-accountant is never asked about pure steps: version 0.2.0 answers below the truth there.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.epsilon import Opinion
+from langchain_dpicl.privacy.accounting.normal_form import Terms
+from langchain_dpicl.privacy.accounting.pld_grid import Steps, grid_step
+from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
+from langchain_dpicl.privacy.extensions.gradient_sums import BallStep
+
+_Parts = list[tuple[FloatArray, FloatArray, int]]  # losses, probabilities, count
+
+PRV_MAX_COMPOSITIONS = 20_000
+_PRV_MAX_EPSILON = 100.0
+_PRV_MIN_NOISE = 0.2
+_PRV_MAX_CELLS = 2**17
+_MAX_CELLS = 2**18
+
+
+# --- prv-accountant -----------------------------------------------------------------------------------------------
+
+
+def prv_parts(terms: Terms, adjacency: Adjacency) -> list[tuple[float, float, int]] | None:
+    """(noise multiplier, rate, count) of a composition that prv-accountant knows a theorem for, else None."""
+    balls = [(step, count) for step, count in terms.others if isinstance(step, BallStep)]
+    if terms.pure or terms.ranges or terms.rho > 0 or len(balls) < len(terms.others):
+        return None
+    if (terms.sampled or balls) and adjacency != "add_remove":
+        return None
+    if any(base != Terms(mu_squared=base.mu_squared) for base, _, _ in terms.sampled):
+        return None
+    parts = [(1.0 / math.sqrt(base.mu_squared), rate, count) for base, rate, count in terms.sampled]
+    parts.extend((1.0 / step.mu, step.rate, count) for step, count in balls)
+    if terms.mu_squared > 0:
+        parts.append((1.0 / math.sqrt(terms.mu_squared), 1.0, 1))
+    return parts
+
+
+def prv_opinion(parts: list[tuple[float, float, int]], *, delta: float, price: float) -> Opinion | str:
+    """The interval of prv-accountant for removals, or the reason why it was not asked."""
+    name = "prv-accountant"
+    counts = [count for _, _, count in parts]
+    if sum(counts) > PRV_MAX_COMPOSITIONS:
+        return f"{name}: {sum(counts)} compositions are beyond the {PRV_MAX_COMPOSITIONS} that fit its memory"
+    if price > _PRV_MAX_EPSILON or any(rate < 1.0 and noise < _PRV_MIN_NOISE for noise, rate, _ in parts):
+        return f"{name}: epsilon above {_PRV_MAX_EPSILON:g} or sampled noise below {_PRV_MIN_NOISE:g} is beyond it"
+    # Theorem 5.5 of Gopi, Lee, Wutschitz 2021 ties the mesh to the error; its domain is a little wider than epsilon.
+    mesh_of_error = math.sqrt(sum(counts) / 2.0 * math.log(12e3 / delta))
+    eps_error = max(0.01, 0.005 * price, 2.0 * (1.5 * price + 4.0) * mesh_of_error / _PRV_MAX_CELLS)
+    if eps_error > 0.05 * max(price, 1.0):
+        return f"{name}: a grid of {_PRV_MAX_CELLS} cells leaves an error of {eps_error:.2g}"
+    try:
+        return Opinion(name, *_ask_prv(parts, delta=delta, eps_error=eps_error))
+    except (RuntimeError, ValueError) as fault:  # its known refusals at large epsilon and at tiny delta
+        return f"{name}: refused ({str(fault).strip() or type(fault).__name__})"
+
+
+def _ask_prv(parts: list[tuple[float, float, int]], *, delta: float, eps_error: float) -> tuple[float, float]:
+    from prv_accountant.accountant import PRVAccountant
+    from prv_accountant.privacy_random_variables.gaussian_mechanism import GaussianMechanism
+    from prv_accountant.privacy_random_variables.poisson_subsampled_gaussian_mechanism import (
+        PoissonSubsampledGaussianMechanism,
+    )
+
+    variables = [
+        GaussianMechanism(noise_multiplier=noise)
+        if rate == 1.0
+        else PoissonSubsampledGaussianMechanism(sampling_probability=rate, noise_multiplier=noise)
+        for noise, rate, _ in parts
+    ]
+    counts = [count for _, _, count in parts]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # long doubles in a convolution
+        warnings.simplefilter("ignore", RuntimeWarning)  # logarithms of masses that underflow
+        accountant = PRVAccountant(
+            prvs=variables, max_self_compositions=counts, eps_error=eps_error, delta_error=delta * 1e-3
+        )
+        lower, _, upper = accountant.compute_epsilon(delta=delta, num_self_compositions=counts)
+    return max(float(lower), 0.0), float(upper)
+
+
+# --- an attack on bounded-range steps -----------------------------------------------------------------------------
+
+
+def attack_opinion(ranges: tuple[tuple[float, int], ...], *, delta: float) -> Opinion | str:
+    """The best attack that repeats one family; the others are let off."""
+    name = "attack on bounded-range steps"
+    if max(count for _, count in ranges) > _MAX_CELLS:
+        return f"{name}: too many steps to add up"
+    return Opinion(name, max(range_attack(bound, count, delta=delta) for bound, count in ranges), math.inf)
+
+
+def range_attack(bound: float, count: int, *, delta: float) -> float:
+    """A lower bound: the worst generalised randomised response, repeated (Dong, Durfee, Rogers 2020)."""
+    from scipy.special import betaln
+
+    hits = np.arange(count + 1, dtype=np.float64)
+    log_choose = -math.log1p(count) - betaln(count - hits + 1.0, hits + 1.0)
+    best = 0.0
+    for share in np.linspace(0.02, 0.98, 49):
+        gain = float(share) * bound  # the loss of a hit; a miss loses gain - bound
+        # In logarithms, as either chance may be tiny: a hit has (1 - e^(gain - bound)) / (1 - e^-bound).
+        whole = math.log(-math.expm1(-bound))
+        log_hit = math.log(-math.expm1(gain - bound)) - whole
+        log_miss = gain - bound + math.log(-math.expm1(-gain)) - whole
+        losses = hits * gain + (count - hits) * (gain - bound)
+        probs = np.exp(log_choose + hits * log_hit + (count - hits) * log_miss)
+
+        def curve(x: FloatArray, losses: FloatArray = losses, probs: FloatArray = probs) -> FloatArray:
+            return np.maximum(-np.expm1(np.minimum(x[:, None] - losses, 0.0)), 0.0) @ probs
+
+        best = max(best, _lower_root(curve, delta, top=count * bound))
+    return best
+
+
+def _lower_root(curve: profiles.Curve, delta: float, *, top: float) -> float:
+    """The largest x found with curve(x) > delta."""
+    low, high = 0.0, top
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if curve(np.array([middle]))[0] > delta else (low, middle)
+    return low
+
+
+# --- our own transform --------------------------------------------------------------------------------------------
+
+
+def fft_opinion(inside: Steps, *, delta: float, price: float) -> Opinion | str:
+    """An interval for the composition of dominating pairs, around a known price.
+
+    The chords above a profile round each loss to one of its two neighbours on the grid, up or down with expectation
+    at most step^2 / 8 above it, so by Hoeffding all roundings together exceed `shift` with probability below `rare`.
+    """
+    name = "independent FFT"
+    num_steps, rare = sum(count for _, count in inside), delta / 200.0
+    step = _opinion_step(inside, num_steps=num_steps, rare=rare, price=price)
+    parts = [(*_loss_masses(profile, step), count) for profile, count in inside]
+    shift = num_steps * step * step / 8.0 + step * math.sqrt(num_steps / 2.0 * math.log(1.0 / rare))
+    composed = _near_price([(x, p, count) for x, p, _, count in parts], step=step, price=price, delta=delta)
+    infinite = math.fsum(count * cut for _, _, cut, count in parts)
+    lower, upper = composed.root(delta + rare, pessimistic=False), composed.root(delta - infinite, pessimistic=True)
+    if not math.isfinite(upper):
+        return f"{name}: its window does not hold epsilon {price:.4g} at delta {delta:.3g}"
+    return Opinion(name, max(lower - shift, 0.0), upper)
+
+
+def _opinion_step(inside: Steps, *, num_steps: int, rare: float, price: float) -> float:
+    """Fine enough for an interval of half a percent where memory allows, and never a multiple of the engine's grid."""
+    wanted = max(0.005 * price, 1e-4) / math.sqrt(num_steps / 2.0 * math.log(1.0 / rare))
+    widest = max(profile.top_up + profile.top_down for profile, _ in inside)
+    usual = grid_step(inside, is_coarse=False)
+    return 0.7 * max(min(usual, max(wanted, usual / 16.0)), 2.0 * widest / _MAX_CELLS)
+
+
+def _loss_masses(profile: Profile, step: float) -> tuple[FloatArray, FloatArray, float]:
+    """Losses (odd multiples of step / 2), their probabilities under A, and the mass at infinity, from chord slopes."""
+    above = (np.arange(math.ceil(profile.top_up / step) + 1) + 0.5) * step
+    below = -(np.arange(math.ceil(profile.top_down / step) + 1) + 0.5)[::-1] * step
+    high = profile.up(above)  # H
+    low = profile.down(-below) * np.exp(below)  # H - (1 - e^x)
+    width, grow = math.expm1(step), math.exp(step)
+    # A's mass at x is e^x times the bend there: the slope (in e^x) of the chord before it minus that of the one after.
+    across = (low[-1] - math.expm1(below[-1]) - high[0]) / width  # chord over zero, scaled by e^x at its left end
+    after_high = np.append((high[:-1] - high[1:]) / width, 0.0)
+    p_high = grow * np.concatenate(([across], after_high[:-1])) - after_high
+    between_low = (low[:-1] - low[1:]) / width  # below zero, 1 is taken off every slope
+    p_low = np.concatenate(([-low[0]], grow * between_low)) - np.append(between_low, across - math.exp(below[-1]))
+    masses = np.maximum(np.concatenate((p_low, p_high)), 0.0)
+    return np.concatenate((below, above)), masses, float(high[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _TiltedSum:
+    """The composed loss near the price: weights are probabilities times e^(tilt (loss - centre) - log_scale)."""
+
+    losses: FloatArray
+    weights: FloatArray
+    tilt: float
+    centre: float
+    log_scale: float
+    leak: float
+
+    @property
+    def slack(self) -> float:
+        """What delta may be off by."""
+        return math.exp(min(self.log_scale + 1.0, 700.0)) * self.leak
+
+    def root(self, delta: float, *, pessimistic: bool) -> float:
+        """Epsilon at `delta`, erring to the stated side by all that the window or rounding may have lost."""
+        target = delta - self.slack if pessimistic else delta + self.slack
+        if target <= 0.0:
+            return math.inf if pessimistic else 0.0
+        near = self.losses >= self.centre - min(1.0 / max(self.tilt, 0.02), 50.0)
+        losses, distance = self.losses[near], self.losses[near] - self.centre
+        above = np.exp(self.log_scale - self.tilt * distance) * self.weights[near]
+        mass = np.cumsum(above[::-1])[::-1]
+        reduced = np.cumsum((above * np.exp(-distance))[::-1])[::-1]
+        deltas = np.append(mass[1:] - np.exp(np.minimum(distance[:-1], 600.0)) * reduced[1:], 0.0)  # H at each loss
+        first = int(np.argmax(deltas <= target))
+        if first == 0:
+            return float(losses[0]) if pessimistic else 0.0
+        return max(self.centre + math.log((mass[first] - target) / reduced[first]), 0.0)
+
+
+def _near_price(parts: _Parts, *, step: float, price: float, delta: float) -> _TiltedSum:
+    """Composes under the tilt whose mean is the price, or under a weaker one where that makes the tails too heavy."""
+    tilt = _tilt(parts, price)
+    for weaker in (1.0, 0.5, 0.2):
+        composed = _tilted_sum(parts, weaker * tilt, step=step, price=price)
+        if composed.slack < delta / 200.0:
+            return composed
+    return _tilted_sum(parts, 0.0, step=step, price=price)
+
+
+def _tilted_sum(parts: _Parts, tilt: float, *, step: float, price: float) -> _TiltedSum:
+    """Composes by one real Fourier transform under an exponential tilt."""
+    moments = [_tilted(x, p, tilt) for x, p, _ in parts]
+    counts = [count for _, _, count in parts]
+    deviation = math.sqrt(
+        math.fsum(c * float(w @ (x - w @ x) ** 2) for (x, _, c), (w, _) in zip(parts, moments, strict=True))
+    )
+    # Where the tilted mass sits in a single cell its spread is 0; a cell is as fine as the window can tell.
+    half, leak = _window(parts, tilt, price=price, deviation=max(deviation, step), step=step)
+    size = 2 * half
+    spectrum = np.ones(half + 1, dtype=np.complex128)
+    for (x, _, count), (weights, _) in zip(parts, moments, strict=True):
+        index = np.rint(x / step - 0.5).astype(np.int64) % size
+        spectrum *= np.fft.rfft(np.bincount(index, weights, minlength=size)) ** count
+    total = np.fft.irfft(spectrum, size)
+    centre = round(price / step - 0.5 * sum(counts))
+    index = np.arange(centre - half, centre + half)
+    losses = (index + 0.5 * sum(counts)) * step
+    log_scale = math.fsum(c * log_m for c, (_, log_m) in zip(counts, moments, strict=True)) - tilt * price
+    return _TiltedSum(losses, total[index % size], tilt, price, log_scale, leak)
+
+
+def _tilted(x: FloatArray, p: FloatArray, tilt: float) -> tuple[FloatArray, float]:
+    """Tilted probabilities and the logarithm of their normaliser."""
+    exponent = np.where(p > 0, np.log(np.maximum(p, 1e-320)) + tilt * x, -np.inf)
+    peak = float(exponent.max())
+    weights = np.exp(exponent - peak)
+    total = float(weights.sum())
+    return weights / total, peak + math.log(total)
+
+
+def _tilt(parts: _Parts, price: float) -> float:
+    """The tilt >= 0 under which the composed loss has mean `price`."""
+
+    def mean(tilt: float) -> float:
+        return math.fsum(count * float(_tilted(x, p, tilt)[0] @ x) for x, p, count in parts)
+
+    low, high = 0.0, 1.0
+    while mean(high) < price and high < 1e6:
+        low, high = high, 2.0 * high
+    for _ in range(12):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if mean(middle) < price else (low, middle)
+    return low
+
+
+def _window(parts: _Parts, tilt: float, *, price: float, deviation: float, step: float) -> tuple[int, float]:
+    """Half the number of cells, and a Chernoff bound on the tilted mass outside them."""
+    log_scale = math.fsum(count * _tilted(x, p, tilt)[1] for x, p, count in parts)
+    round_off = 1e-14 * (100.0 + sum(count for _, _, count in parts))
+    factors = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+    pulls = [sign * factor / deviation for sign in (-1.0, 1.0) for factor in factors]
+    logs = [
+        math.fsum(c * _tilted(x, p, tilt + pull)[1] for x, p, c in parts) - log_scale - pull * price for pull in pulls
+    ]
+    half = 2 ** math.ceil(math.log2(10.0 * deviation / step + 2.0))
+    while True:
+        edges = [log - abs(pull) * half * step for log, pull in zip(logs, pulls, strict=True)]
+        leak = 2.0 * math.exp(min(max(min(edges[: len(factors)]), min(edges[len(factors) :])), 0.0))
+        if leak < round_off or half >= _MAX_CELLS:
+            return half, leak + round_off
+        half *= 2

@@ -1,0 +1,150 @@
+"""Opens the pool of private examples for a ticket that was burnt, and releases once or block by block.
+
+The only module that opens pools. Every release comes this way: burn a ticket -> draw a secret sample -> render prompts
+-> rows -> bounded sum -> noise -> something public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on
+from langchain_dpicl.release.token_block import Block, Choose, noisy_index
+
+T = TypeVar("T")
+Render: TypeAlias = Callable[[Sequence[Record]], str]
+"""Turns one row's records into its prompt; no records give the public prompt."""
+
+
+@contextlib.contextmanager
+def open_block(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    length: int,
+    backend: NextTokenBackend,
+    render: Render,
+    choose: Choose,
+    prefix: Sequence[Token] = (),
+) -> Iterator[Block]:
+    """Burns one ticket and opens the block of releases that it pays for.
+
+    Formal guarantees:
+      - The ticket was reserved, durably, and is burnt before any private record is read for it; it is committed only
+        after the block ends well, and stays spent whatever happens in between.
+      - Everything that leaves the block is an index released by `plan.mechanism`; at most `length` of them, on one
+        secret sample; together they are `plan.block_event(length)`, which must be the ticket's own event.
+      - One record moves one row: a row whose rendering or scoring fails is all zeros and no other row changes.
+
+    Raises:
+      PrivacyBudgetMismatchError: the ticket was priced for another data set, ledger or adjacency.
+      PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
+        operating system's.
+      ModelCallError: the release could not be computed.
+    """
+    pool = opened(private, reservation, plan.block_event(length), plan.adjacency)
+    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
+    block.release = noisy_index(plan, choose)
+    with contextlib.closing(block):
+        yield block
+    reservation.commit()
+
+
+def open_sample(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    length: int = 1,
+    answers: int | None = None,
+) -> SecretSample:
+    """Burns one ticket and draws the secret sample on which it pays for `length` releases; errors as `open_block`.
+
+    Formal guarantees:
+      - As for `open_block`, together `plan.block_event(length, answers)`; the commit is the caller's, when all is safe.
+
+    Args:
+      private: the examples.
+      reservation: the ticket.
+      plan: how to draw, add up and noise.
+      length: releases that the ticket pays for.
+      answers: how many of them may answer; None: all. Only for a mechanism that tests before it answers.
+    """
+    pool = opened(private, reservation, plan.block_event(length, answers), plan.adjacency)
+    return SecretSample(pool, plan, length=length, answers=answers)
+
+
+def release_once(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    rows: Callable[[Rendered[T]], Ask],
+    render: Callable[[Sequence[Record]], T],
+    width: int,
+    keep: Callable[[Release], None] | None = None,
+) -> Walk[Release]:
+    """Burns one ticket and makes its one release, on a fresh secret sample (a walk); errors as `open_block`.
+
+    Formal guarantees:
+      - As for `open_block`: the ticket burns before any private record is read and is committed only after the noise;
+        what leaves is released by `plan.mechanism` and is `plan.block_event(1)`; a row that fails is all zeros.
+
+    Args:
+      private: the examples.
+      reservation: the ticket.
+      plan: how to draw, add up and noise.
+      rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+      render: turns one row's records into what the engine is asked; no records give the public question.
+      width: columns of a row, public.
+      keep: makes what was released durable; called before the ticket is committed.
+    """
+    with contextlib.closing(open_sample(private, reservation, plan=plan)) as sample:
+        released = yield from sample.next_release(rows=rows, render=render, width=width)
+    if keep is not None:
+        keep(released)
+    reservation.commit()
+    return released
+
+
+def opened(private: PrivateExamples, ticket: Reservation, event: Event, adjacency: Adjacency) -> Pool:
+    """Burns a ticket that pays for `event`, and only then opens the pool that it may read."""
+    check_ticket(private, ticket, event, adjacency)
+    ticket.burn()
+    return private._pool(ticket.label, ledger_id=ticket.ledger_id)  # noqa: SLF001  the private door
+
+
+def opened_unread(private: PrivateExamples, *, ledger_id: str) -> Pool:
+    """Opens all units for a caller that reads no record of them before another ticket burnt."""
+    return private._pool(None, ledger_id=ledger_id)  # noqa: SLF001  the private door
+
+
+def check_ticket(private: PrivateExamples, reservation: Reservation, event: Event, adjacency: Adjacency) -> None:
+    """Refuses a ticket that does not pay for `event` under `adjacency` from these examples, before it burns."""
+    if reservation.event != event:
+        msg = "ticket: expected a ticket for this very block; found one for another event. Reserve from the plan."
+        raise PrivacyBudgetError(msg)
+    if reservation.partition not in {None, private.dataset_id} or reservation.adjacency != adjacency:
+        wanted, found = (private.dataset_id, adjacency), (reservation.partition, reservation.adjacency)
+        msg = f"ticket: expected a ticket for (data set, adjacency) {wanted}, found one for {found}."
+        raise PrivacyBudgetMismatchError(msg)
+    if not is_certified(SYSTEM_RANDOM):
+        raise PrivacyBudgetError("ticket: expected the operating system's coins, found another generator.")
+
+
+def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
+    """Opens a pool with no charge: only for examples that no ledger protects."""
+    return private._pool(label, ledger_id=None)  # noqa: SLF001  the private door

@@ -1,0 +1,311 @@
+"""The units of one individual filter: who takes part in a query, who was debited, and one noisy sum of their rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.calls import Gate
+from langchain_dpicl.backends.rows import Boxed, guarded
+from langchain_dpicl.backends.silent import Hidden
+from langchain_dpicl.backends.similar import Near, SimilarTexts, Texts
+from langchain_dpicl.backends.walk import Ask, Turn, Walk
+from langchain_dpicl.exceptions import (
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
+)
+from langchain_dpicl.privacy.accounting.events import NoEvent
+from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.extensions.individual_filter import ASKED_TEMPLATE, Balances, ParticipationPlan
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.release.curator import opened, opened_unread
+from langchain_dpicl.release.sample import Record, Rendered
+from langchain_dpicl.release.token_block import NOT_COMPUTED
+
+T = TypeVar("T")
+Seated: TypeAlias = list[tuple[int, Near]]
+"""Position and near records of each unit that has a row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """One public query, and how it is asked.
+
+    Attributes:
+      direction: float64[dimension], from `SimilarTexts.ask_public`.
+      rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+      render: turns the near records of one unit into what the engine is asked; no records: the public question.
+      width: columns of a row, public.
+    """
+
+    direction: NDArray[np.float64]
+    rows: Callable[[Rendered[Any]], Ask]
+    render: Callable[[Sequence[Record]], Any]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Who pays for a filter, and so whose tickets its queries burn; public."""
+
+    ledger_id: str
+    component: str
+    dataset_id: str
+
+    def owns(self, ticket: Reservation) -> bool:
+        """Returns whether a ticket is one of this component, on this ledger, for these examples."""
+        whose = ticket.ledger_id, ticket.component
+        return whose == (self.ledger_id, self.component) and ticket.partition in {None, self.dataset_id}
+
+    def asks_by(self, ticket: Reservation) -> bool:
+        """Returns whether a ticket is one of a query under this filter."""
+        return self.owns(ticket) and (ticket.template, ticket.event) == (ASKED_TEMPLATE, NoEvent())
+
+
+class Participants:
+    """Answers any number of queries from the units that take part in each; shows nothing, refuses copies.
+
+    Formal guarantees:
+      - A unit takes part where one of its own texts reaches the public similarity to the query and it has a
+        participation left: a function of that unit, public values and what was released.
+      - Everybody who takes part is debited, together and durably where balances are, before the model is asked for
+        anybody; the ledger is told so before that, too. Nothing gives a participation back: not a failure, not a stop,
+        not that no row was left for it.
+      - Queries are compared and debited one after the other, in the order in which they come, whoever takes part.
+      - A fork while anything is asked goes on in both processes; the child releases nothing.
+      - Each release is `plan.release` of the rows of those who have one; a row that fails is all zeros, and a row of
+        nobody, which is asked the public question, counts for nothing.
+      - With slots the model is asked the same number of rows every time, whoever takes part, and also when nobody does.
+
+    Args:
+      pool: the units, opened by the curator.
+      plan: how to add up and noise, and how often a unit may take part.
+      texts: finds who is near.
+      field: of the records, which is compared.
+      balances: who has taken part how often.
+      payer: who paid.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        plan: ParticipationPlan,
+        texts: SimilarTexts,
+        field: str,
+        balances: Balances,
+        payer: Payer,
+    ) -> None:
+        self.plan = plan
+        self._private = pool
+        self._texts = texts
+        self._field = field
+        self._balances = balances
+        self._payer = payer
+        self._gates: dict[int, Gate] = {}
+
+    def release(self, question: Question, ticket: Reservation, *, settled: Callable[[], int]) -> Walk[Release]:
+        """Makes one release (a walk).
+
+        Args:
+          question: the query, and how it is asked.
+          ticket: the query's own, free and counted; burnt before a record is read, committed once the debits stand.
+          settled: how many queries the ledger holds as committed; read before the debits are written.
+
+        Raises:
+          PrivacyBudgetError: the ticket is no query's, or another component's or ledger's.
+          PrivacyBudgetMismatchError: the balances are another filter's by now.
+          LedgerError: the debits, or the line that says so, could not be written; who was debited stays so. Or this is
+            a forked copy, or the balances are older than the ledger.
+          ModelCallError: the release could not be computed; who was debited stays so.
+        """
+        if not self._payer.asks_by(ticket):
+            msg = "ticket: expected a query's of this filter's ledger and component, found another. Reserve it."
+            raise PrivacyBudgetError(msg)
+        home = os.getpid()
+        ticket.burn()
+        kept = yield from self._debited(question.direction, ticket, settled)
+        try:
+            ask = guarded(lambda: question.rows(self._rendered(question.render, kept)))
+            if ask is None:
+                raise ModelCallError(NOT_COMPUTED)
+            answered: Boxed = yield ask
+            _check_home(home)  # a fork while the model was asked goes on in both processes; one of them releases
+            released = guarded(lambda: self._released(answered, kept, question.width))
+        finally:
+            kept.forget()
+        if released is None:
+            raise ModelCallError(NOT_COMPUTED)
+        return released
+
+    def warm(self) -> Walk[None]:
+        """Embeds every text that was not embedded yet (a walk); debits nobody and answers nothing.
+
+        Raises:
+          ModelCallError: it could not be begun.
+        """
+        gate = self._gate
+        held = yield Turn(gate)
+        try:
+            ask = guarded(lambda: self._texts.ask(self._units(), None))
+            if ask is None:
+                raise ModelCallError(NOT_COMPUTED)
+            yield ask
+        finally:
+            if held:
+                gate.__exit__(None, None, None)
+
+    def _debited(self, direction: NDArray[np.float64], ticket: Reservation, settled: Callable[[], int]) -> Walk[_Rows]:
+        """Finds whose texts are near, debits who takes part and tells the ledger; one query at a time (a walk).
+
+        The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
+        depends on the texts, never decides which of two a unit's last participation goes to.
+        """
+        home, gate = os.getpid(), self._gate
+        held = yield Turn(gate)
+        try:
+            ask = guarded(lambda: self._texts.ask(self._units(), direction))
+            if ask is None:
+                raise ModelCallError(NOT_COMPUTED)
+            near: Boxed = yield ask
+            _check_home(home)
+            known = settled()
+            seated, refused = _refusable(lambda: Boxed(self._seated(near, known)))
+            if refused is not None:
+                raise refused
+            if seated is None:
+                raise ModelCallError(NOT_COMPUTED)
+            ticket.commit()
+            self._balances.confirm(settled())
+            return _Rows(seated)
+        finally:
+            if held:
+                gate.__exit__(None, None, None)
+
+    @property
+    def _gate(self) -> Gate:
+        """The turn of this process: a gate that was held when it forked stays shut in the child."""
+        here = os.getpid()
+        return self._gates.get(here) or self._gates.setdefault(here, Gate(1))
+
+    def _units(self) -> list[Texts]:
+        return [self._own(place) for place in range(self._private.num_units)]
+
+    def _own(self, place: int) -> Texts:
+        """Returns the texts of one unit; none, where they cannot be read."""
+        found = guarded(lambda: tuple([record[self._field] for record in self._private.records(place)]))
+        return () if found is None else found
+
+    def _seated(self, near: Boxed, settled: int) -> Seated:
+        """Debits whoever takes part, and says who has a row."""
+        # A unit that was removed while the model was asked has no name.
+        present = [(place, own) for place, own in enumerate(near.take()) if own and self._private.name(place)]
+        has_one = self._balances.debit([self._private.name(place) for place, _ in present], settled)
+        let_in = [unit for unit, left in zip(present, has_one, strict=True) if left]
+        return self.plan.seats(let_in, rng=SYSTEM_RANDOM)
+
+    def _rendered(self, render: Callable[[Sequence[Record]], T], kept: _Rows) -> Rendered[T]:
+        """Returns what each row is asked: those of units, then the public question for the rows of nobody."""
+        own = tuple(guarded(lambda unit=unit: self._asked(render, *unit)) for unit in kept.seated)  # type: ignore[misc]
+        empty = 0 if self.plan.num_slots is None else self.plan.num_slots - len(own)
+        return (*own, *(render(()) for _ in range(empty)))
+
+    def _asked(self, render: Callable[[Sequence[Record]], T], place: int, near: Near) -> T:
+        records = self._private.records(place)
+        return render([records[number] for number in near])
+
+    def _released(self, answered: Boxed, kept: _Rows, width: int) -> Release:
+        """Adds up the rows of those who have one, and adds the noise; a row of nobody counts for nothing."""
+        with np.errstate(all="ignore"):
+            return self.plan.release(answered.take()[: len(kept.seated)], width=width, rng=SYSTEM_RANDOM)
+
+    def __copy__(self) -> Participants:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Participants:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise PrivacyBudgetError("Participants: cannot be pickled: their copy would let everybody in once more.")
+
+    def __repr__(self) -> str:
+        return "Participants(<private>)"
+
+
+class _Rows:
+    """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
+
+    __slots__ = ("_seated",)
+
+    def __init__(self, seated: Boxed) -> None:
+        self._seated: Hidden[Seated] = Hidden(seated.take())
+
+    @property
+    def seated(self) -> Seated:
+        """Who has a row; never bound to a name outside of `guarded`."""
+        return self._seated.reveal()
+
+    def forget(self) -> None:
+        """Drops them."""
+        self._seated = Hidden([])
+
+    def __repr__(self) -> str:
+        return "_Rows(<private>)"
+
+
+def _check_home(home: int) -> None:
+    if os.getpid() != home:
+        raise LedgerError("filter: expected the process that began the query, found a fork. Ask anew there.")
+
+
+_Refused: TypeAlias = LedgerError | PrivacyBudgetMismatchError
+
+
+def _refusable(action: Callable[[], Boxed]) -> tuple[Boxed | None, _Refused | None]:
+    """Is `guarded`, but tells a refusal of the balances, made anew from here: what was raised holds private frames."""
+    refused: list[_Refused] = []
+
+    def acted() -> Boxed | None:
+        try:
+            return action()
+        except (LedgerError, PrivacyBudgetMismatchError) as error:
+            refused.append(type(error)(str(error)))
+        return None
+
+    return guarded(acted), (refused[0] if refused else None)
+
+
+def open_participants(
+    private: PrivateExamples,
+    ticket: Reservation | None,
+    *,
+    plan: ParticipationPlan,
+    texts: SimilarTexts,
+    balances: Balances,
+    payer: Payer,
+) -> Participants:
+    """Burns the one ticket of an individual filter and opens it; errors as `open_block`, the commit is the caller's.
+
+    Formal guarantees:
+      - The ticket pays for `plan.event`, all releases under these balances; no record is read before it is burnt.
+      - Without a ticket it is opened only on balances that outlive the process and that its caller held against the
+        ledger: the line that paid for them stands there.
+    """
+    if ticket is None and not balances.durable:
+        raise PrivacyBudgetError("ticket: expected one for balances of this process, found none. Reserve it.")
+    if payer.dataset_id != private.dataset_id or (ticket is not None and not payer.owns(ticket)):
+        raise PrivacyBudgetError("ticket: expected one of the filter's own component and examples, found another's.")
+    if ticket is None:
+        pool = opened_unread(private, ledger_id=payer.ledger_id)
+    else:
+        pool = opened(private, ticket, plan.event, plan.adjacency)
+    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)

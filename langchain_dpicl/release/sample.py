@@ -1,0 +1,191 @@
+"""One secret sample and the releases that a ticket paid for on it.
+
+Only the curator makes samples: it has burnt the ticket and opened the pool before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+from langchain_dpicl.backends.base import FullBackend
+from langchain_dpicl.backends.full_rows import PublicSide
+from langchain_dpicl.backends.rows import Boxed, guarded
+from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.privacy.examples import Pool
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import Sample
+from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, summed
+
+NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
+
+T = TypeVar("T")
+Record: TypeAlias = Mapping[str, str]
+Rendered: TypeAlias = tuple[T | None, ...]
+"""What each row is asked; None: the row could not be rendered and abstains."""
+Renders: TypeAlias = Callable[..., Rendered[T]]
+"""Renders the rows of a sample, or those that a function after the renderer picks out of it."""
+
+
+class SecretSample:
+    """Up to `length` releases on one secret sample, of which `answers` may answer; shows nothing, refuses copies.
+
+    Formal guarantees:
+      - At most `length` releases, and at most `answers` that are not refusals of a test, whatever the interleaving of
+        threads; none in a forked copy, and none after `close`.
+      - What leaves is released by `plan.mechanism`; a row that fails is all zeros and no other row changes.
+      - A release that was begun counts, also if it did not come to an end.
+
+    Args:
+      pool: the units, opened by the curator.
+      plan: how to draw, add up and noise.
+      length: releases; 0 for a partition whose releases are paid for one by one.
+      answers: how many of them may answer; None: all.
+    """
+
+    def __init__(self, pool: Pool, plan: ReleasePlan, *, length: int = 1, answers: int | None = None) -> None:
+        self.plan = plan
+        self.left = length
+        self.answers_left = length if answers is None else answers
+        self._render: Renders[Any] | None = drawn(pool, plan)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def next_release(
+        self,
+        *,
+        rows: Callable[[Rendered[T]], Ask],
+        render: Callable[[Sequence[Record]], T],
+        width: int,
+    ) -> Walk[Release]:
+        """Makes one release (a walk).
+
+        Args:
+          rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+          render: turns one row's records into what the engine is asked; no records give the public question.
+          width: columns of a row, public.
+
+        Raises:
+          PrivacyBudgetError: nothing is left of what the ticket paid for.
+          LedgerError: this is a forked copy.
+          ModelCallError: the release could not be computed.
+        """
+        render_rows = self._begin()
+        ask = guarded(lambda: rows(render_rows(render)))  # a stop in there would show prompts
+        if ask is None:
+            raise ModelCallError(NOT_COMPUTED)
+        boxed: Boxed = yield ask
+        self._check_home()  # a fork while the model was asked goes on in both processes; one of them releases
+        released = guarded(lambda: self.plan.mechanism.release(summed(boxed, self.plan, width), rng=SYSTEM_RANDOM))
+        if released is None:
+            raise ModelCallError(NOT_COMPUTED)
+        if is_unanswered(released):
+            with self._lock:
+                self.answers_left += 1
+        return released
+
+    def _begin(self) -> Renders[Any]:
+        """Takes one release off what is left."""
+        self._check_home()
+        with self._lock:
+            if self._render is None or min(self.left, self.answers_left) <= 0:
+                raise PrivacyBudgetError(NONE_LEFT)
+            if self.plan.sampler.is_batched or self.plan.test is not None:
+                msg = (
+                    "sample: expected a plan of one sample without a test for free releases, found another. Use blocks."
+                )
+                raise PrivacyBudgetError(msg)
+            self.left -= 1
+            self.answers_left -= 1
+            return self._render
+
+    def _check_home(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
+
+    def close(self) -> None:
+        """Forgets the sample."""
+        self._render = None
+
+    def __copy__(self) -> SecretSample:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SecretSample:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise PrivacyBudgetError("SecretSample: cannot be pickled: its copy would release on it again.")
+
+    def __repr__(self) -> str:
+        return "SecretSample(<private>)"
+
+
+def is_unanswered(released: Release) -> bool:
+    """Returns whether a test refused and nothing else left."""
+    return released.index is None and released.values is None and released.indices is None
+
+
+def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
+    """Draws one secret sample; returns what renders its rows, stopping only for Ctrl-C."""
+    # No names for positions or prompts: a stop would show them in the frames.
+    render_rows = guarded(lambda: _renders(pool, plan))
+    num_rows = (plan.sampler.num_slots if plan.sampler.is_batched else plan.sampler.num_rows) or 0
+
+    def rendered(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
+        found = render_rows and guarded(lambda: render_rows(render, *part))
+        return found or (None,) * num_rows
+
+    return rendered
+
+
+def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
+    """Draws; the positions stay in what is returned."""
+    sample = plan.sampler.draw(pool.num_units, rng=SYSTEM_RANDOM)
+    shots = getattr(plan.sampler, "shots_per_slot", None)
+
+    def rendered(row: Sequence[int], render: Callable[[Sequence[Record]], T]) -> T:
+        records: list[Record] = []
+        for unit in row:
+            records += pool.records(unit)
+        return render(records[:shots])
+
+    def every(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
+        rows = part[0](sample) if part else sample
+        found = guarded(lambda: tuple([rendered(row, render) for row in rows]))
+        if found is not None:
+            return found
+        return tuple(guarded(lambda row=row: rendered(row, render)) for row in rows)  # type: ignore[misc]
+
+    return every
+
+
+def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> Block:
+    """Returns a block on a fresh sample, which does not release anything yet.
+
+    A renderer may say, as its attribute `shared`, with which public text all its prompts start.
+
+    Raises:
+      ModelCallError: it could not be opened.
+      PrivacyBudgetError: the plan is for a deal, whose batches `DealtSample.batch` opens one by one.
+    """
+    if plan.sampler.is_batched:  # a block on all batches at once would cost more than their deal
+        raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
+    side = public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
+    block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
+    if block is None:  # a stop in there would show prompts, and was raised anew without them
+        raise ModelCallError(NOT_COMPUTED)
+    return block
+
+
+def public_side(
+    backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
+) -> PublicSide | None:
+    """Returns what an engine that carries the public prompt is told of it; None for the others."""
+    if not isinstance(backend, FullBackend):
+        return None
+    return PublicSide(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)

@@ -1,0 +1,181 @@
+"""Releases from private rows, token by token, as many as a ticket paid for.
+
+Only the curator makes blocks: it has burnt the ticket and drawn the sample before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import FullBackend, NextTokenBackend, Rows, Token
+from langchain_dpicl.backends.domains import Domain
+from langchain_dpicl.backends.full_rows import (
+    AskLogits,
+    AskPublicRow,
+    FullRowSource,
+    PublicSide,
+    log_rows,
+    softmax_rows,
+)
+from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
+from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivateAccessError,
+)
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
+
+Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
+"""Post-processing of a noised float64[d] vector into one index."""
+
+NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
+
+
+class Block:
+    """Up to `length` releases on one secret sample; holds private prompts until closed, and shows none."""
+
+    def __init__(
+        self,
+        prompts: Sequence[str | None],
+        prefix: Sequence[Token],
+        *,
+        backend: NextTokenBackend,
+        plan: ReleasePlan,
+        length: int,
+        release: Callable[[BoundedSum], int] | None,
+        side: PublicSide | None = None,
+        runs: TestRuns | None = None,
+    ) -> None:
+        self.plan = plan
+        self.left = length
+        self.release = release
+        self._rows = _source(backend, tuple(prompts), list(prefix), side)
+        self._pid = os.getpid()
+        self._runs = runs if runs is not None or plan.test is None else plan.test.runs(plan)
+
+    @property
+    def carries_public(self) -> bool:
+        """Whether the public prompt is one more row of the block's batch, so that `public_logits` answers."""
+        return isinstance(self._rows, FullRowSource)
+
+    def public_logits(self) -> Walk[NDArray[np.float64]]:
+        """Returns float64[V]: the public model's logits on the engine's vocabulary; costs nothing (a walk)."""
+        if not isinstance(self._rows, FullRowSource):
+            raise ConfigurationError("block: expected an engine whose sessions carry the public prompt, found another.")
+        logits: NDArray[np.float64] = yield AskPublicRow(self._rows)
+        return logits
+
+    def next_index(self, domain: Sequence[Token] | Domain) -> Walk[int]:
+        """Releases one index into the public `domain`; a walk (see `backends.walk`)."""
+        if self.left <= 0 or self.release is None:
+            msg = "Block: expected a release still paid for, found none left. Reserve another block."
+            raise PrivacyBudgetError(msg)
+        self.left -= 1
+        shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
+        if self._runs is not None and self._runs.are_over:
+            return public_index(self.plan, shown)  # all that was paid for is released: no row is read any more
+        boxed = yield self._ask(shown)
+        if os.getpid() != self._pid:
+            raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
+        index = guarded(lambda: self._released(boxed, shown))
+        if index is None:
+            raise ModelCallError(NOT_COMPUTED)
+        return index
+
+    def _ask(self, domain: Domain) -> Ask:
+        if isinstance(self._rows, RowSource):
+            return AskRows(self._rows, domain.keys)
+        if domain.columns is None:
+            raise ConfigurationError("domain: expected places in the engine's vocabulary, found keys.")
+        return AskLogits(self._rows, domain.columns)
+
+    def _released(self, boxed: Boxed, domain: Domain) -> int | None:
+        """Bounds, sums and noises the rows; nothing else of them goes on."""
+        if self.release is None:
+            return None
+        scored = boxed.take()
+        wants_logits = self.plan.aggregation.needs_public
+        rows: Rows
+        if isinstance(self._rows, FullRowSource):
+            rows = scored if wants_logits else softmax_rows(scored)
+        else:
+            rows = log_rows(scored) if wants_logits else restrict(scored)
+        if self._runs is not None:
+            public = softmax_rows(public_scores(domain)[None])[0]
+            if not self._runs.are_far(softmax_rows(rows), public, rng=SYSTEM_RANDOM):
+                return public_index(self.plan, domain)
+        return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row."""
+        self._rows.push(token)
+
+    def close(self) -> None:
+        """Drops prompts and caches."""
+        self._rows.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("Block holds private prompts: it cannot be copied, pickled or sent elsewhere.")
+
+    def __repr__(self) -> str:
+        return "Block(<private>)"
+
+
+def _source(
+    backend: NextTokenBackend, prompts: tuple[str | None, ...], prefix: list[Token], side: PublicSide | None
+) -> RowSource | FullRowSource:
+    """Returns what scores the rows: with the public one among them where the engine can and its prompt is given."""
+    if side is not None and isinstance(backend, FullBackend):
+        return FullRowSource(backend, prompts, prefix, side)
+    return RowSource(backend, prompts, prefix)
+
+
+def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
+    """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
+    with np.errstate(all="ignore"):
+        if not plan.aggregation.needs_public:
+            return plan.bound(boxed.take(), width=width)
+        return plan.bound(boxed.take(), width=width, public=public)
+
+
+def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:
+    """Returns the function from a sum to the index that `plan.mechanism` releases of it."""
+
+    def release(total: BoundedSum) -> int:
+        released = plan.mechanism.release(total, rng=SYSTEM_RANDOM)
+        if released.index is not None:
+            return released.index
+        if released.values is None:
+            raise ConfigurationError("mechanism: expected one that releases an index or a vector, found neither.")
+        return choose(released.values)
+
+    return release
+
+
+def public_scores(domain: Domain) -> NDArray[np.float64]:
+    """Returns float64[d]: the public logits of the candidates."""
+    if domain.logits is None:
+        raise ConfigurationError("domain: expected candidates with public logits, found none.")
+    return domain.logits
+
+
+def public_index(plan: ReleasePlan, domain: Domain) -> int:
+    """Draws an index from the public distribution at the plan's temperature; it costs nothing."""
+    scale = plan.mechanism.noise_multiplier * plan.sensitivity.require("range")
+    scores = np.nan_to_num(public_scores(domain), nan=-np.inf, posinf=np.inf, neginf=-np.inf) / scale
+    return int(np.argmax(scores + SYSTEM_RANDOM.gumbel(len(scores))))
+
+
+def argmax_index(total: BoundedSum) -> int:
+    """Returns the best index WITHOUT noise: for examples that no ledger protects."""
+    return int(np.argmax(total.value))
