@@ -34,7 +34,6 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.privacy.examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
-from tests.contracts.front_room import remember_prices
 from tests.live import (
     LABELS,
     PrivateCalls,
@@ -67,6 +66,7 @@ from tests.loopback_provider import (
 pytestmark = [
     pytest.mark.loopback,
     pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
+    pytest.mark.usefixtures("remembered_prices"),
 ]
 
 TAUGHT = [*TEXTS[:4], *TEXTS[-4:-2]]
@@ -87,11 +87,6 @@ Make = Callable[[Provider], Any]
 def servers() -> Iterator[Servers]:
     with servers_of_this_machine() as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def examples() -> PrivateExamples:

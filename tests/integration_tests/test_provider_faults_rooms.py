@@ -27,7 +27,6 @@ from langchain_dpicl import (
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import RetryPolicy
 from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import PoissonSlots
 from langchain_dpicl.privacy.stores import InMemoryStore
@@ -46,9 +45,8 @@ from tests.loopback_provider import (
     slow,
     truncated,
 )
-from tests.pate_games import free_price
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("free_prices")]
 
 TRIGGER = "unspeakable"
 QUERIES = ("is my card there ?", "is the transfer there ?")
@@ -76,11 +74,6 @@ FAULTS: dict[str, Hook] = {
 def servers() -> Iterator[Servers]:
     with servers_of_this_machine() as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Scene:

@@ -30,16 +30,13 @@ from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, evolution
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 CANARIES = [{"text": f"my card {RECORD} {place} {{q}}", "queue": f"{VOTE}"} for place in range(12)]
 DECLARED = {"public_size": 12, "fields": ("queue",)}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 # -- no private text reaches the model ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
 from tests import evolution_doubles, gradient_doubles, labelling_doubles
-from tests.pate_games import free_price
+from tests.ledgers import free_price
 from tests.sealed_files import sealed
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))

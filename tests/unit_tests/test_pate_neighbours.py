@@ -28,15 +28,15 @@ from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _labelli
 from langchain_dpicl.backends import label_rows
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import PartitionedSlots, PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests import audit_plants as plant
 from tests import pate_plants as pate
-from tests.pate_games import free_price
 from tests.unit_tests.test_voting_neighbours import BREAKS_THE_CALL, ORDER, PLAIN, Fragile
 from tests.unit_tests.test_voting_neighbours import HOSTILE as TEXTS
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 HOSTILE = {**TEXTS, "bytes that are no text": b"\xff\xfe\x00 card".decode(errors="surrogateescape")}
 SLOTS = {"rows": "slots", "num_slots": 3, "shots_per_slot": 2}
@@ -100,11 +100,6 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-
-
-@pytest.fixture(autouse=True)
-def free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Scene:

@@ -36,7 +36,7 @@ from langchain_dpicl.privacy.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores.balances import SQLiteBalances
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import (
     CANARY,
     LABELS,
@@ -52,12 +52,7 @@ from tests.retrieval_doubles import (
     votes,
 )
 
-pytestmark = pytest.mark.traced
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 
 
 # -- who takes part --------------------------------------------------------------------------------------------------

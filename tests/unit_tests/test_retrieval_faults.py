@@ -35,17 +35,11 @@ from langchain_dpicl.participants import Question
 from langchain_dpicl.privacy import ledger
 from langchain_dpicl.privacy.participation import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.stores.balances import SQLiteBalances
-from tests.contracts.front_room import remember_prices
 from tests.retrieval_doubles import CANARY, TopicEmbeddings, examples, house, record, records, voter, votes
 
-pytestmark = pytest.mark.traced
+pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 
 COUGHS = records("cough", "yes", 3)
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def durable(folder: Path, *, private: PrivateExamples | None = None, **options: Any) -> DPRetrievalVotingRunnable:

@@ -36,16 +36,12 @@ from tests.contracts.front_room import (
     FrontRoomContract,
     Observer,
     Room,
-    remember_prices,
 )
 from tests.gradient_doubles import LABELS, PUBLIC, RUN, TASK, LogisticEngine, examples, prepared, short_of_steps
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.unit_tests.test_labelling_doors import inside
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 
 # -- the contract of everything that charges ---------------------------------------------------------------------------

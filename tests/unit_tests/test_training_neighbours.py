@@ -28,18 +28,18 @@ from langchain_dpicl.backends import gradients
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.blocks import NOT_COMPUTED
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.gradient_sums import RunningSum
 from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.gradient_doubles import LABELS, PUBLIC, LogisticEngine, features
-from tests.pate_games import free_price
 from tests.unit_tests.test_pate_neighbours import Events, Log, _fault
 from tests.unit_tests.test_training_run import Bar
 from tests.unit_tests.test_voting_neighbours import HOSTILE as TEXTS
 from tests.unit_tests.test_voting_neighbours import ORDER, PLAIN
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 HOSTILE = {**TEXTS, "bytes that are no text": b"\xff\xfe\x00 good".decode(errors="surrogateescape")}
 DESIGNS: dict[str, dict[str, Any]] = {
@@ -52,11 +52,6 @@ STOPPED = (
     "Training stopped: {}. {} of 4 steps are made and kept; tickets that burnt stay charged. Call run() on "
     "error.training_run to go on."
 )
-
-
-@pytest.fixture(autouse=True)
-def free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Scene:

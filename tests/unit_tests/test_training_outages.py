@@ -13,22 +13,17 @@ import pytest
 from langchain_dpicl import Budget
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
 from tests.gradient_doubles import RUN, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, house, lines
-from tests.pate_games import free_price
 from tests.unit_tests.test_private_frames import shows_private, stop
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 COUNT = 40
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 def run(made: TrainingRun, *, awaited: bool) -> Any:

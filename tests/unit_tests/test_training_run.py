@@ -39,10 +39,10 @@ from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
 from tests.contracts.doubles import FixedDraws
-from tests.contracts.front_room import CANARY, remember_prices
+from tests.contracts.front_room import CANARY
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, fails, house, lines
-from tests.pate_games import free_price
+from tests.ledgers import free_price
 from tests.sealed_files import resealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private, stop
 
@@ -54,12 +54,7 @@ def _prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
-@pytest.fixture
-def true_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
-
-
-PRICED = pytest.mark.usefixtures("true_prices")
+PRICED = pytest.mark.usefixtures("remembered_prices")
 
 
 def run(made: TrainingRun, *, awaited: bool = False, **options: Any) -> Any:
