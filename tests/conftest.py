@@ -222,6 +222,17 @@ def simple_prices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, float, str
     return ledgers.use_simple_prices(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models take longer on several threads, and much longer where other workers have them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference numbers and benchmark data, where a checkout has one."""

@@ -21,7 +21,7 @@ from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
-from tests.live import PrivateCalls, Servers, openai_model, servers_of_this_machine
+from tests.live import PrivateCalls, Servers, openai_model
 from tests.live_queries import (
     MAX_QUERIES,
     QUERY,
@@ -42,12 +42,6 @@ pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("remembered_prices")
 
 CANDIDATES = ["It is lost.", "transfer", "card"]
 WORDS = ["card", "transfer", "bank"]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ prompt shows; the llama.cpp server has random weights, and its votes are counted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from tests.live import (
     anthropic_model,
     decision_model,
     openai_model,
-    servers_of_this_machine,
 )
 from tests.live_queries import (
     MAX_QUERIES,
@@ -81,12 +80,6 @@ STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 4, "num_validation"
 QUERY = {"input": "is my card {lost} ?"}
 
 Make = Callable[[Provider], Any]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 def examples() -> PrivateExamples:

@@ -8,7 +8,6 @@ errors has to be estimated: it is zero on both sides, whatever the coins.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.sampling import PoissonSlots
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests.canary import RECORD, canaries_in, describe
-from tests.live import LABELS, Servers, openai_model, servers_of_this_machine
+from tests.live import LABELS, Servers, openai_model
 from tests.loopback_provider import (
     Fault,
     Hook,
@@ -68,12 +67,6 @@ FAULTS: dict[str, Hook] = {
     "cut off": truncated(),
     "a megabyte": huge(megabytes=1),
 }
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 class Scene:

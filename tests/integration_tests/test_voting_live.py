@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from tests.live import (
     anthropic_model,
     decision_model,
     openai_model,
-    servers_of_this_machine,
 )
 from tests.live_queries import (
     MAX_QUERIES,
@@ -59,12 +58,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
     pytest.mark.usefixtures("remembered_prices"),
 ]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 def voter(llm: Any, **options: Any) -> DPVotingRunnable:

@@ -22,14 +22,10 @@ from langchain_dpicl.privacy.mechanisms import GumbelMechanism
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.wording import GenerationWording
-from tests.doubles import WORDS
+from tests.doubles import WORDS, PanicError
 
 CANARY = "zx-frame-canary"
 COMMON = ["my card was declined"] * 150
-
-
-class PanicError(BaseException):
-    """What a tokenizer written in another language raises when it panics."""
 
 
 class Faulty(FakeBackend):

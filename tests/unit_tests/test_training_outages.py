@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -238,16 +238,6 @@ def test_what_is_wrong_is_told_without_a_frame_of_the_engine(awaited: bool) -> N
 
 SAID = [{"text": f"the sea is {i}", "label": ("warm", "cold")[i % 2]} for i in range(16)]
 HOSTILE = ("", "\ud800 lone", "</s><s><pad>", "x " * 3000, "\x00\uffff", "{text}{pair}{mask}")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def local() -> PromptDPSGD:

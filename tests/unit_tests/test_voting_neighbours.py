@@ -24,6 +24,7 @@ from langchain_dpicl.privacy.sampling import BalancedSlots, PoissonSlots, Poisso
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.voting import DPVotingRunnable
 from tests import audit_plants as plant
+from tests.doubles import PanicError
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -66,10 +67,6 @@ DESIGNS: dict[str, dict[str, Any]] = {
 }
 
 
-class Panic(BaseException):
-    """As extensions in other languages raise it."""
-
-
 class Fragile:
     """An engine that does what prompts tell it to do, and remembers what it was asked.
 
@@ -96,7 +93,7 @@ class Fragile:
     def _row(prompt: str, width: int) -> list[float]:
         for order, error in (
             ("RAISES", RuntimeError(prompt)),
-            ("PANICS", Panic(prompt)),
+            ("PANICS", PanicError(prompt)),
             ("EXITS", SystemExit(prompt)),
         ):
             if order in prompt:
