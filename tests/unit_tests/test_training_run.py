@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +40,7 @@ from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY
+from tests.contracts.neighbours import Bar
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.ledgers import free_price
@@ -699,27 +700,6 @@ def test_a_second_run_of_the_same_share_has_the_tickets_it_left() -> None:
 
 
 # -- what shows --------------------------------------------------------------------------------------------------------
-
-
-class Bar:
-    """A progress bar that keeps what it was told, in the place of tqdm's."""
-
-    shown: list[Any]
-
-    def __init__(self, **options: Any) -> None:
-        self.shown.append(options)
-
-    def set_postfix_str(self, text: str, *, refresh: bool) -> None:
-        self.shown.append(text)
-
-    def update(self) -> None:
-        self.shown.append("tick")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shown.append("end")
 
 
 @BOTH
