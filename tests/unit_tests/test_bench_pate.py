@@ -203,6 +203,7 @@ class TestLabels:
         assert hits != [1.0] * 3
 
 
+@pytest.mark.benches
 class TestStudents:
     def test_of_no_examples_say_what_the_model_says(self, tmp_path: Path) -> None:
         found = made(tmp_path)
@@ -245,6 +246,7 @@ def public_task(found: Setting) -> dict[str, Any]:
     return {"label_key": "label", "labels": LABELS, "shown": pool.shown, "report": {}, "plan": pool.plan}
 
 
+@pytest.mark.benches
 class TestWithoutPrivacy:
     def test_the_best_prompt_is_the_one_that_other_records_confirm(self, tmp_path: Path) -> None:
         # One record in forty holds the word that the model learns everything from.
@@ -289,6 +291,7 @@ def a_row(*accuracies: int, teaching: Teaching | None = None) -> Row:
     return Row(shown, runs, {1: [hits(right) for right in accuracies], 4: [None for _ in accuracies]})
 
 
+@pytest.mark.benches
 class TestTables:
     def test_the_gap_is_measured_from_the_better_zero_shot(self) -> None:
         assert bounds().closed(0.6, shots=1) == pytest.approx(0.5)
@@ -339,6 +342,7 @@ class TestTables:
 CURVE = Curve("fresh", (10, 20), (0.1, 0.2), ((), (0.5, 0.6)), 4)
 
 
+@pytest.mark.benches
 class TestPictures:
     def test_are_drawn_for_every_setting(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -354,6 +358,7 @@ class TestPictures:
         assert pictures({"one": (bounds(), [a_row(50)], CURVE)}, tmp_path) == []
 
 
+@pytest.mark.benches
 class TestCommand:
     def run(self, monkeypatch: pytest.MonkeyPatch, *given: object) -> int:
         monkeypatch.setattr(sys, "argv", ["bench_pate.py", *map(str, given)])

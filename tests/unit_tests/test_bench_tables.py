@@ -531,6 +531,7 @@ def done_of(grid: Grid, shares: Mapping[str, float], *, seeds: int = 2) -> dict[
     return found
 
 
+@pytest.mark.benches
 class TestPages:
     def test_tables_show_means_closures_and_what_is_missing(
         self, tmp_path: Path, moves: DataFile, drawn: list[dict[str, Any]]
@@ -592,6 +593,7 @@ class TestPages:
         assert (soft.gradients, soft.money(price_in=1.0, price_out=1.0)) == (60 * 128, None)
 
 
+@pytest.mark.benches
 class TestCommand:
     def test_a_run_prints_progress_writes_tables_and_runs_nothing_twice(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

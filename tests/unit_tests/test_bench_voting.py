@@ -250,6 +250,7 @@ class TestGap:
         assert {published_gap_closed(numbers, math.inf) for numbers in PAPER.values()} == {1.0}
 
 
+@pytest.mark.benches
 class TestTables:
     def test_a_line_shows_noise_accuracies_and_the_gap(self) -> None:
         noisy = {1.0: np.array([0.5, 0.596]), 8.0: np.array([0.74, 0.74])}
@@ -288,6 +289,7 @@ class TestTables:
         assert found.closed(20.0) == pytest.approx(2 * found.noisy[20.0].mean() - 1)
 
 
+@pytest.mark.benches
 class TestCommand:
     def test_prints_tables_and_writes_their_numbers(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
