@@ -37,15 +37,7 @@ def features(text: str, width: int) -> np.ndarray:
 
 
 class LogisticEngine:
-    """Tells good from bad by a weight per feature; does what texts tell it to do.
-
-    Attributes:
-      calls: of each call that was asked for gradients, the texts of each group (never do this outside a test).
-      at_gradients: called before gradients are computed, for outages.
-      at_losses: called before losses are computed.
-      checks: the weights at which it was tried out.
-      at_check: called before it says that it works.
-    """
+    """Tells good from bad by a weight per feature; does what texts tell it to do."""
 
     name = "logistic"
     method = "soft_prompt"

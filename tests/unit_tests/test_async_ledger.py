@@ -33,13 +33,7 @@ def house(store: InMemoryStore, adjacency: str = "add_remove") -> Budget:
 
 @dataclass
 class Guest:
-    """A component on a ledger, and how it is run.
-
-    Attributes:
-      run: one run, awaited.
-      most: tickets that one run may leave charged.
-      is_whole: whether a run that charged less than `most` gave the rest back, so that a second run completes.
-    """
+    """A component on a ledger, and how it is run."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
     most: int

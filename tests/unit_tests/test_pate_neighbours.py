@@ -58,12 +58,7 @@ RELEASED = ("labelled", "rejected")
 
 
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to.
-
-    Args:
-      texts: the records.
-      users: who owns each; None: everybody has one record.
-    """
+    """One data set, its ledger and its file; starts as often as it is told to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.options = {**DESIGNS[design]}

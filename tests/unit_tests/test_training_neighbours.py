@@ -56,12 +56,7 @@ def private_of(texts: tuple[str, ...], users: str | None, *, records_per_unit: i
 
 
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to.
-
-    Args:
-      texts: the records.
-      users: who owns each; None: everybody has one record.
-    """
+    """One data set, its ledger and its file; starts as often as it is told to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.options = {"expected_batch_size": 3, **DESIGNS[design]}
