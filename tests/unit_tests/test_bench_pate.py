@@ -33,6 +33,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.labelling_proposals import compare_teachers
+from tests.bench_doubles import engine, hits, written
 from tests.loopback_provider import provider
 
 WORDS = ("up", "down")
@@ -52,25 +53,10 @@ LABELS = ("down", "up")
 DELTA = 1e-6
 
 
-def written(path: Path, rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
-
-
 def made(tmp_path: Path, *, rows: Any = ROWS, other: Any = None, **options: Any) -> Setting:
     second = None if other is None else written(tmp_path / "elsewhere.jsonl", other)
     given = {"questions": 8, "cap": 1_000, "seed": 0, "words": {}, "most_chars": 400} | options
     return setting(written(tmp_path / "moves.jsonl", rows), second, **given)
-
-
-def engine() -> FakeBackend:
-    """Says "up" by itself, and "down" of a text that begins so, but only after an example of "down"."""
-
-    def reading(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
-        asks_down = prompt.rpartition("Text: ")[2].startswith("down")
-        return {" up": 0.4, " down": 0.5 if "Label: down" in prompt and asks_down else 0.1}
-
-    return FakeBackend(reading, vocabulary=[" up", " down"])
 
 
 def texts_of(records: Any) -> set[str]:
@@ -272,10 +258,6 @@ class TestWithoutPrivacy:
         assert ensemble_without_privacy(task, engine(), shots=4, **asked) == 1.0
         unteachable = FakeBackend(lambda prompt, prefix: {" up": 0.9, " down": 0.1}, vocabulary=[" up", " down"])
         assert ensemble_without_privacy(task, unteachable, shots=4, **asked) == 0.5
-
-
-def hits(right: int, of: int = 100) -> Any:
-    return np.arange(of) < right
 
 
 def bounds(**given: Any) -> Bounds:

@@ -59,6 +59,7 @@ from langchain_dpicl.audit import pictures
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy import randomness
+from tests.bench_doubles import written
 
 BENCHMARKS = Path(bench_tables.__file__).parent
 SECRET = "the canary sings at noon"
@@ -74,11 +75,6 @@ FILMS = [
     for split, count in (("train", 90), ("test", 10))
     for i in range(count)
 ]
-
-
-def written(path: Path, rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
 
 
 @pytest.fixture

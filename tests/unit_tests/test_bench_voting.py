@@ -31,13 +31,13 @@ from _voting_rows import (
 )
 from _voting_task import PAPER, Task, load, read_rows
 
-from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.baselines import label_votes_without_privacy
 from langchain_dpicl.privacy.aggregation import VoteSum
 from langchain_dpicl.privacy.mechanisms import mechanism_by_name
 from langchain_dpicl.privacy.plans import ReleasePlan
 from langchain_dpicl.privacy.randomness import SYSTEM_RANDOM
 from langchain_dpicl.query_planning import QueryPlan
+from tests.bench_doubles import engine, hits
 
 ROWS = [
     {"text": f"{word} {i}", "label": code, "label_name": word, "split": split}
@@ -56,16 +56,6 @@ def written(path: Path, rows: Any = ROWS) -> Path:
 
 def task(tmp_path: Path, **options: Any) -> Task:
     return load(written(tmp_path / "moves.jsonl"), **{"cap": 100, "questions": 100, "seed": 0, "words": {}} | options)
-
-
-def engine() -> FakeBackend:
-    """Knows "up" by itself; "down" only from an example that says so."""
-
-    def reading(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
-        asks_down = prompt.rpartition("Text: ")[2].startswith("down")
-        return {" up": 0.4, " down": 0.5 if "Label: down" in prompt and asks_down else 0.1}
-
-    return FakeBackend(reading, vocabulary=[" up", " down"])
 
 
 def voters(tmp_path: Path) -> Voters:
@@ -221,10 +211,6 @@ class TestNoise:
             a_plan(mechanism, 1e-6, width=3).release.bound(np.eye(3)[[2, 2, 1]], width=3), rng=SYSTEM_RANDOM
         )
         assert answer(released) == 2
-
-
-def hits(right: int, of: int = 100) -> Any:
-    return np.arange(of) < right
 
 
 class TestGap:

@@ -23,10 +23,8 @@ from langchain_dpicl.audit.parts import contribution
 from langchain_dpicl.backends.nearest import NearestRows
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
-from langchain_dpicl.privacy import aggregation
 from langchain_dpicl.privacy.aggregation import UnitVectorSum
 from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
@@ -248,15 +246,6 @@ def unnormalised(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnitVectorSum, "bounded_rows", lambda self, rows, *, width: np.asarray(rows, dtype=float))
 
 
-def voting_twice(patch: pytest.MonkeyPatch) -> None:
-    real = PoissonUnits.draw
-    patch.setattr(PoissonUnits, "draw", lambda self, count, *, rng: real(self, count, rng=rng) * 2)
-
-
-def replaced_charged_as_added(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(aggregation, "row_appears", lambda row_shape, adjacency: row_shape == "units")
-
-
 def same_noise(patch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
 
@@ -271,8 +260,8 @@ PLANTS: dict[str, tuple[Any, str]] = {
     "half of the noise": (plant.scaled(0.5), "add_remove"),
     "no noise": (plant.gaussian(np.zeros_like), "add_remove"),
     "a unit votes as often as it has records": (unnormalised, "add_remove"),
-    "a unit votes twice": (voting_twice, "add_remove"),
-    "a changed vote is charged as a new one": (replaced_charged_as_added, "replace_one"),
+    "a unit votes twice": (plant.unit_drawn_with_replacement, "add_remove"),
+    "a changed vote is charged as a new one": (plant.replaced_charged_as_added, "replace_one"),
     "the same coins in every round": (same_noise, "add_remove"),
 }
 
