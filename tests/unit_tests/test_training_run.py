@@ -38,6 +38,7 @@ from langchain_dpicl.privacy.randomness import SecureRandom
 from langchain_dpicl.privacy.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
+from tests.canary import OURS
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY
 from tests.contracts.neighbours import Bar
@@ -770,7 +771,7 @@ def test_private_groups_stand_under_no_name_while_the_engine_is_asked() -> None:
     def look() -> None:
         frame: Any = sys._getframe()
         while frame is not None:
-            if "langchain_dpicl" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
+            if OURS in frame.f_code.co_filename:
                 found.append(repr(list(frame.f_locals.values())))
             frame = frame.f_back
 
