@@ -31,7 +31,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -44,7 +44,7 @@ test:  ## the wheel, then every test with sockets closed; lint, types, import co
 	$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest
 
 check-tests: .venv-test/.ready
-	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited and not benches" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 
 # In what the tests leave of the processors while they wait for servers and processes; told in one piece, as tests report too.
@@ -52,6 +52,9 @@ check-rest: .venv-test/.ready
 	@mkdir -p out
 	@nice -n 10 $(MAKE) --no-print-directory check-source check-leaks > out/check-rest.txt 2>&1; \
 	ended=$$?; echo; cat out/check-rest.txt; exit $$ended
+
+check-benches: .venv-test/.ready  ## what the benchmarks measure and print, on small data
+	.venv-test/bin/pytest -n 2 --dist worksteal -m benches $(PYTEST_ARGS)
 
 planted: .venv-test/.ready postgres  ## bugs planted on purpose: every one has to turn a test red
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "planted and not audited" $(PYTEST_ARGS)

@@ -1,8 +1,6 @@
-"""The games of `langchain_dpicl.audit`, as tests of planted bugs play them, and the accountants asked once a price."""
+"""The games of `langchain_dpicl.audit`, as tests of planted bugs play them."""
 
 from __future__ import annotations
-
-from functools import cache
 
 from langchain_dpicl.audit.answering import VotingGame as Game
 from langchain_dpicl.audit.bounds import ALARM, highest, loss, lowest
@@ -12,11 +10,9 @@ from langchain_dpicl.audit.games import play
 from langchain_dpicl.audit.parts import is_fair_and_fresh
 from langchain_dpicl.audit.readers import ReadVotes
 from langchain_dpicl.audit.vectors import faults
-from langchain_dpicl.privacy import accounting
 
 __all__ = [
     "ALARM",
-    "PRICED",
     "QUERY",
     "Game",
     "ReadVotes",
@@ -28,9 +24,6 @@ __all__ = [
     "refutations",
     "voter_of",
 ]
-
-PRICED = cache(accounting.epsilon_bound)
-"""The accountants, asked once for each price."""
 
 
 def refutations(game: AnyGame, *, looks: int = 1) -> list[str]:

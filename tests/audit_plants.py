@@ -220,10 +220,12 @@ def slots_in_order(patch: Patch) -> None:
     patch.setattr(PoissonSlots, "draw", draw)
 
 
-def redrawn_until(valid: Callable[[np.ndarray], bool]) -> Plant:
+def redrawn_until(valid: Callable[[np.ndarray], bool], module: Any = voting) -> Plant:
     """Draws and asks again, up to 64 times, until the rows please."""
 
-    def release_once(private: Any, ticket: Any, *, plan: Any, rows: Any, render: Any, width: int, keep: Any) -> Any:
+    def release_once(
+        private: Any, ticket: Any, *, plan: Any, rows: Any, render: Any, width: int, keep: Any, **_: Any
+    ) -> Any:
         ticket.burn()
         pool = private._pool(None, ledger_id=ticket.ledger_id)
         for _ in range(64):
@@ -235,7 +237,7 @@ def redrawn_until(valid: Callable[[np.ndarray], bool]) -> Plant:
         ticket.commit()
         return released
 
-    return lambda patch: patch.setattr(voting, "release_once", release_once)
+    return lambda patch: patch.setattr(module, "release_once", release_once)
 
 
 def not_empty(matrix: np.ndarray) -> bool:

@@ -76,17 +76,7 @@ Continuation = Literal["prefill", "instruct"]
 
 @dataclass(frozen=True)
 class Target:
-    """Who is asked, and how.
-
-    Args:
-      url: the address, without `/v1`.
-      model: the model's name.
-      api_key: the key; servers on this machine take any.
-      continuation: how the chat model continues a text.
-      extra_body: further fields of every request to an OpenAI endpoint.
-      records: the records of the scenario.
-      retry: how long a row's call is waited for; a recording is there at once, or not at all.
-    """
+    """Who is asked, and how."""
 
     url: str
     model: str

@@ -109,12 +109,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def record(job: Job) -> None:
-    """Runs a scenario against whoever answers and keeps the conversation.
-
-    Raises:
-      CassetteError: a call failed (private calls say nothing themselves), or there is something secret in what was
-        said. The old file is then as it was.
-    """
+    """Runs a scenario against whoever answers and keeps the conversation."""
     with tempfile.TemporaryDirectory() as folder, job.serve() as target:
         part = Path(folder) / "part.yaml"
         header = {"scenario": job.scenario, "answered_by": job.source, **target.public()}
@@ -131,15 +126,7 @@ def record(job: Job) -> None:
 
 
 async def replay(path: Path, **changes: Any) -> Any:
-    """Runs the cassette's scenario against the recording and returns its result.
-
-    Args:
-      path: the cassette.
-      changes: fields of the target that are to be others than those recorded.
-
-    Raises:
-      CassetteError: a recorded answer was not asked for.
-    """
+    """Runs the cassette's scenario against the recording and returns its result."""
     state = load(path)
     header = {name: value for name, value in state.items() if name not in {"version", "interactions"}}
     target = Target.replayed(NEUTRAL, header, **changes)
@@ -289,11 +276,7 @@ def local_jobs(folder: Path) -> list[Job]:
 
 
 def real_jobs(folder: Path, service: str, model: str, environ: Mapping[str, str]) -> list[Job]:
-    """Returns the cassettes of a real service.
-
-    Raises:
-      CassetteError: no model is named, or the key is not in the environment.
-    """
+    """Returns the cassettes of a real service."""
     url, variable, names = REAL[service]
     if not model or not environ.get(variable):
         raise CassetteError(f"expected --model NAME and the key in {variable} to record the real {service}")

@@ -18,6 +18,7 @@ import pytest
 from pytest_socket import disable_socket, enable_socket
 
 from langchain_dpicl import _wrapper_rules, allow_wrappers
+from tests import ledgers
 from tests.ordering import shuffled
 from tests.traced import is_traced
 
@@ -201,6 +202,35 @@ def own_hooks(own_allowed_wrappers: None, request: pytest.FixtureRequest) -> Non
     """Lets a test watch models by hooks of its own, and by those of the doubles."""
     del own_allowed_wrappers
     allow_wrappers(request.module.__name__, "tests.unit_tests.backends.hf_doubles")
+
+
+@pytest.fixture
+def remembered_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the accountants' own numbers, once per event and process."""
+    monkeypatch.setattr(ledgers.accounting, "epsilon_bound", ledgers.remembered_price)
+
+
+@pytest.fixture
+def free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks no accountant: what events cost in all takes seconds, and is of no interest to many tests."""
+    monkeypatch.setattr(ledgers.accounting, "epsilon_bound", ledgers.free_price)
+
+
+@pytest.fixture
+def simple_prices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, float, str]]:
+    """Prices that a person can add up; what was priced: (event, delta, adjacency)."""
+    return ledgers.use_simple_prices(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models take longer on several threads, and much longer where other workers have them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,10 @@ from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 WORDS = [" my", " card", " was", " declined", " transfer", " is", " late", " top", " up", " failed"]
 
 
+class PanicError(BaseException):
+    """What extensions in other languages raise when they panic."""
+
+
 class SpyBackend(FakeBackend):
     """Remembers every private prompt it was shown (never do this outside a test)."""
 

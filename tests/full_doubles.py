@@ -19,13 +19,7 @@ from tests.doubles import WORDS, RepeatableCoins
 
 
 class FullFake(FakeBackend):
-    """A `FullBackend`; remembers what its sessions were opened with (never do this outside a test).
-
-    Args:
-      breaks_on: a session with a prompt that contains this raises as a whole, against the contract.
-      fails_on: a row whose prompt contains this is NaN.
-      public_fails_at: the public question (counted from 1) that raises.
-    """
+    """A `FullBackend`; remembers what its sessions were opened with (never do this outside a test)."""
 
     def __init__(
         self,

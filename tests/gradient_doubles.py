@@ -18,16 +18,13 @@ from langchain_dpicl.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
+from tests.doubles import PanicError
 from tests.labelling_doubles import house
 
 LABELS = ("good", "bad")
 TASK = PromptTask("causal_lm", "Review: {text}\nIt was", LABELS, (" great", " terrible"))
 # Noise is priced, not calibrated, where its size is of no interest.
 RUN: dict[str, Any] = {"epsilon": 1e5, "noise_multiplier": 1.0, "expected_batch_size": 10, "steps": 4}
-
-
-class Panic(BaseException):
-    """As extensions in other languages raise it."""
 
 
 def features(text: str, width: int) -> np.ndarray:
@@ -40,15 +37,7 @@ def features(text: str, width: int) -> np.ndarray:
 
 
 class LogisticEngine:
-    """Tells good from bad by a weight per feature; does what texts tell it to do.
-
-    Attributes:
-      calls: of each call that was asked for gradients, the texts of each group (never do this outside a test).
-      at_gradients: called before gradients are computed, for outages.
-      at_losses: called before losses are computed.
-      checks: the weights at which it was tried out.
-      at_check: called before it says that it works.
-    """
+    """Tells good from bad by a weight per feature; does what texts tell it to do."""
 
     name = "logistic"
     method = "soft_prompt"
@@ -86,7 +75,7 @@ class LogisticEngine:
     def _gradient(self, parameters: np.ndarray, example: TrainingExample) -> np.ndarray:
         for order, error in (
             ("RAISES", RuntimeError(example.text)),
-            ("PANICS", Panic(example.text)),
+            ("PANICS", PanicError(example.text)),
             ("EXITS", SystemExit(example.text)),
         ):
             if order in example.text:

@@ -37,11 +37,7 @@ class ServerDidNotStartError(RuntimeError):
 
 @contextlib.contextmanager
 def running_server() -> Iterator[RunningServer]:
-    """Runs a server of the tiny model in a process of its own, with an empty cache.
-
-    Raises:
-      ServerDidNotStartError: it does not start on this machine.
-    """
+    """Runs a server of the tiny model in a process of its own, with an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{MODEL}.gguf"
         size, port = build(model), _free_port()

@@ -37,18 +37,7 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True)
 class Manners:
-    """How one server behaves.
-
-    Args:
-      dialect: "openai", "vllm" (continues a trailing assistant message when told to), or "ignores" (takes `logprobs`
-        and says nothing of them).
-      max_logprobs: vLLM's `--max-logprobs`; -1: every token. OpenAI's own limits are fixed: 20 chat, 5 completions.
-      token_ids: vLLM's `--return-tokens-as-token-ids`; also per request.
-      echo_prefix: whether the text of a continued message starts with what was continued, as llama.cpp writes it (and
-        vLLM with `echo`). Logprobs are of new tokens either way.
-      refuse: a word; chats and questions that have it are refused. Empty: none.
-      model: the name of the model.
-    """
+    """How one server behaves."""
 
     dialect: Dialect = "openai"
     max_logprobs: int = 20

@@ -55,16 +55,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done in the place of an answer.
-
-    Args:
-      status: HTTP status; None: the usual answer, after `delay` seconds and then changed by `spoil`.
-      body: what is sent with the status.
-      headers: further headers; `content-type` is JSON unless given.
-      delay: seconds to wait first; the server's end ends the wait.
-      spoil: what becomes of the usual answer's bytes.
-      hang_up: the connection is closed without a word.
-    """
+    """What is done in the place of an answer."""
 
     status: int | None = None
     body: bytes = b""
@@ -158,13 +149,7 @@ class Provider:
         return f"{self.root}/v1"
 
     def script(self, hook: Hook, *, when: str | Callable[[Received], bool] = "", times: int | None = None) -> None:
-        """Answers matching requests by a fault.
-
-        Args:
-          hook: one of this module's faults, or any function of the request.
-          when: a text that the request's body has, or a function of the request; "": every request.
-          times: how many requests; None: all that match.
-        """
+        """Answers matching requests by a fault."""
         matches = when if callable(when) else (lambda request: when.encode() in request.raw)
         self._rules.append(_Rule(hook, matches, times))
 

@@ -15,8 +15,6 @@ from langchain_dpicl.audit.components import labeler_of
 from langchain_dpicl.audit.labelling import LabelGame, tickets_expected, tickets_left
 from langchain_dpicl.audit.vectors import faults
 from langchain_dpicl.labelled_pool import PoolEntry
-from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.accounting.events import Event
 from tests.audit_games import ALARM, refutations
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "UNITS",
     "LabelGame",
     "confident_faults",
-    "free_price",
     "labeler_of",
     "presences",
     "refutations",
@@ -36,12 +33,6 @@ __all__ = [
 UNITS = {"rows": "units"}
 # Replaced units, one slot for each, and every unit in every sample: what is audited is the noise and its price.
 FIXED = {"teachers": "fixed", "adjacency": "replace_one"}
-# Games compare what is seen with the events of tickets: what those cost in all is of no interest, and takes seconds.
-_EPSILON = 1.0
-
-
-def free_price(event: Event, *, delta: float, adjacency: Any, opinions: bool = True) -> accounting.EpsilonBound:
-    return accounting.EpsilonBound(_EPSILON, delta, adjacency, "none", (), ())
 
 
 # --- released votes, law of Confident-GNMax, presence ---------------------------------------------------------------

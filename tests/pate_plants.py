@@ -22,13 +22,13 @@ from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.mechanisms import release_plan as plans
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
-from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.release import partition
 from langchain_dpicl.release import sample as samples
-from tests.audit_plants import Plant
+from tests.audit_plants import Plant, redrawn_until
 from tests.contracts.doubles import FixedDraws
 
 Patch = pytest.MonkeyPatch
@@ -248,32 +248,14 @@ def always_sampled(patch: Patch) -> None:
     patch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
 
 
-def _redrawn_until(patch: Patch, valid: Callable[[np.ndarray], bool]) -> None:
-    def release_once(
-        private: Any, ticket: Any, *, plan: Any, rows: Any, render: Any, width: int, keep: Any, **_: Any
-    ) -> Any:
-        ticket.burn()
-        pool = private._pool(None, ledger_id=ticket.ledger_id)
-        for _ in range(64):
-            matrix = (yield rows(samples.drawn(pool, plan)(render))).take()
-            if valid(matrix):
-                break
-        released = plan.mechanism.release(plan.bound(matrix, width=width), rng=SYSTEM_RANDOM)
-        keep(released)
-        ticket.commit()
-        return released
-
-    patch.setattr(teachers, "release_once", release_once)
-
-
 def redrawn_until_agreed(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until there are teachers and they agree."""
-    _redrawn_until(patch, lambda matrix: len({int(row.argmax()) for row in matrix}) == 1)
+    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, teachers)(patch)
 
 
 def redrawn_until_all_voted(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until no teacher has failed."""
-    _redrawn_until(patch, lambda matrix: bool(matrix.any(axis=1).all()))
+    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), teachers)(patch)
 
 
 def free_where_nobody_votes(patch: Patch) -> None:

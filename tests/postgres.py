@@ -61,12 +61,7 @@ def give_up(reason: str, environment: Mapping[str, str] = os.environ) -> NoRetur
 
 
 class PostgresServer:
-    """A server with a folder of its own. `start` and `stop` may follow one another.
-
-    Args:
-      bin_folder: where its programs are.
-      settings: over `SETTINGS`.
-    """
+    """A server with a folder of its own. `start` and `stop` may follow one another."""
 
     def __init__(self, bin_folder: Path, **settings: str) -> None:
         self.programs = bin_folder

@@ -36,15 +36,7 @@ TURN_SECONDS = 2.0
 def engine(
     *, seconds: float = 0.0, kill_file: str = "", fail_file: str = "", stop_file: str = "", name: str = "fake"
 ) -> FakeBackend:
-    """Returns an engine that writes a word or two.
-
-    Args:
-      seconds: how long each public call takes; there is one for each token.
-      kill_file: kills its process with -9 in the midst of a private call, and takes the file away, if it is there.
-      fail_file: raises with the private prompt in its words, as careless engines do, while the file is there.
-      stop_file: public calls behind the first token raise while the file is there.
-      name: public name.
-    """
+    """Returns an engine that writes a word or two."""
 
     def chances(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
         if RECORD in prompt:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel, BaseLLM
+from langchain_core.language_models import LLM, BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
 from pydantic import Field
@@ -124,3 +124,16 @@ def spread(words: Sequence[str], mass: float = 0.9) -> dict[str, float]:
     """A sloping distribution over `words`, likeliest first."""
     weights = [1.0 / (rank + 1) for rank in range(len(words))]
     return {word: mass * weight / sum(weights) for word, weight in zip(words, weights, strict=True)}
+
+
+class Written(LLM):
+    """A completion model of a user's own; what it does is a function of the prompt."""
+
+    act: Callable[[str], str]
+
+    @property
+    def _llm_type(self) -> str:
+        return "written"
+
+    def _call(self, prompt: str, *_: Any, **__: Any) -> str:
+        return self.act(str(prompt))

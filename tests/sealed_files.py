@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.release_claims import CONTENT_DIGEST, with_content_digest
+from langchain_dpicl.privacy.report import VerifiedReport
 from langchain_dpicl.privacy.tickets import Ticket
+
+
+def with_digest(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A budget's report with the digest that fits, as somebody writes it who knows the format."""
+    body = {key: value for key, value in report.items() if key != "digest"}
+    return {**body, "digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
+
+
+def assert_found(found: VerifiedReport, *words: str) -> None:
+    assert not found.ok
+    for word in words:
+        assert any(word in problem for problem in found.problems), (word, found.problems)
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

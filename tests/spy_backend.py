@@ -9,13 +9,7 @@ from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token, TokenSe
 
 
 class SpyBackend:
-    """Passes everything to `inner` and records it.
-
-    Attributes:
-      public: (prompt, decoded prefix) of each public call.
-      opened: the prompts of each session, in order.
-      scored: (prompts, decoded prefix, rows) of each score call.
-    """
+    """Passes everything to `inner` and records it."""
 
     def __init__(self, inner: NextTokenBackend) -> None:
         self._inner = inner

@@ -60,16 +60,7 @@ def _steps(answer: Callable[[str], Tops], text: str, num_tokens: int) -> Iterato
 
 
 class WritingChat(_Writing, BaseChatModel):
-    """A chat model behind a server.
-
-    Args:
-      answer: the row after a text.
-      goes_on: when the server continues a trailing assistant message: by itself, with vLLM's switches, or never.
-      echo: whether the text of a continued message repeats what was continued.
-      bare: whether tokens lose the spaces before them.
-      rejects: whether a trailing assistant message without the switches, or the switches, are answered with 400.
-      most_tokens: tokens the server writes at most, whatever is asked; None: what is asked.
-    """
+    """A chat model behind a server."""
 
     answer: Callable[[str], Tops]
     goes_on: Literal["plain", "vllm", "never"] = "plain"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import inspect
 import json
 import pickle
@@ -33,7 +32,6 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.stores import InMemoryStore
 
@@ -43,14 +41,6 @@ CANARY = "zx-front-room-canary-58"
 CHARGED = "dpicl.charged"
 REFUSED = "dpicl.refused"
 BUDGET_KEYS = {"name", "epsilon", "delta", "adjacency"}
-
-_remembered = functools.cache(accounting.epsilon_bound)
-
-
-def remember_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the accountants' own numbers, once per event and process."""
-    monkeypatch.setattr(accounting, "epsilon_bound", _remembered)
-
 
 # -- observers ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +267,7 @@ def shown_by(thing: Any) -> str:
     return "\n".join(looks)
 
 
+@pytest.mark.usefixtures("remembered_prices")
 class FrontRoomContract(ABC):
     """The suite for anything that charges."""
 
@@ -315,10 +306,6 @@ class FrontRoomContract(ABC):
         if "async_door" in metafunc.fixturenames:
             doors = {name: door for name, door in doors.items() if door.is_async}
             metafunc.parametrize("async_door", doors.values(), ids=doors)
-
-    @pytest.fixture(autouse=True)
-    def _prices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        remember_prices(monkeypatch)
 
     @pytest.fixture
     def room(self, monkeypatch: pytest.MonkeyPatch) -> Room:

@@ -15,14 +15,7 @@ class Violation(Exception):  # noqa: N818  not an error of the program
 
 @dataclass
 class Count:
-    """Counts of one fault.
-
-    Attributes:
-      trials: how many ran.
-      violations: words on each.
-      seen: how often what was seen, for the table.
-      tick: is called after every trial.
-    """
+    """Counts of one fault."""
 
     trials: int = 0
     violations: list[str] = field(default_factory=list)

@@ -22,11 +22,7 @@ EPSILON, DELTA = 1.0, 1e-6
 
 
 class Place(Protocol):
-    """Where one ledger lives. Stores that it returns can be closed.
-
-    Attributes:
-      words: what an error about the place names.
-    """
+    """Where one ledger lives. Stores that it returns can be closed."""
 
     words: str
 

@@ -161,11 +161,7 @@ def _check(place: PostgresPlace, told: Told, count: Count) -> None:
 
 
 class LosingProxy:
-    """Stands between clients and the server, on a unix socket, and cuts the line at the next COMMIT.
-
-    Attributes:
-      lose: "request": the server never hears of it; "answer": the client never hears back; "": nothing is cut.
-    """
+    """Stands between clients and the server, on a unix socket, and cuts the line at the next COMMIT."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dpicl-px-"))

@@ -21,8 +21,7 @@ from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
-from tests.contracts.front_room import remember_prices
-from tests.live import PrivateCalls, Servers, openai_model, servers_of_this_machine
+from tests.live import PrivateCalls, Servers, openai_model
 from tests.live_queries import (
     MAX_QUERIES,
     QUERY,
@@ -38,22 +37,11 @@ from tests.live_queries import (
 from tests.loopback_provider import Provider, Received, echoing_400, server_error
 from tests.unit_tests.backends.embedding_models import embeddings_provider, stock, vector
 
-pytestmark = pytest.mark.loopback
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("remembered_prices")]
 
 
 CANDIDATES = ["It is lost.", "transfer", "card"]
 WORDS = ["card", "transfer", "bank"]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

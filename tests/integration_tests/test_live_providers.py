@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ from tests.live import (
     labelled,
     openai_model,
     records,
-    servers_of_this_machine,
 )
 from tests.loopback_answers import engine
 
@@ -47,12 +46,6 @@ pytestmark = [
 ]
 
 CARD, TRANSFER = labelled("my card was declined in a shop"), labelled("the transfer to jo is pending")
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 def budget() -> PrivacyBudgetCallbackHandler:

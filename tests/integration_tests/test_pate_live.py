@@ -8,7 +8,7 @@ prompt shows; the llama.cpp server has random weights, and its votes are counted
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.privacy.examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
-from tests.contracts.front_room import remember_prices
 from tests.live import (
     LABELS,
     PrivateCalls,
@@ -42,7 +41,6 @@ from tests.live import (
     anthropic_model,
     decision_model,
     openai_model,
-    servers_of_this_machine,
 )
 from tests.live_queries import (
     MAX_QUERIES,
@@ -67,6 +65,7 @@ from tests.loopback_provider import (
 pytestmark = [
     pytest.mark.loopback,
     pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
+    pytest.mark.usefixtures("remembered_prices"),
 ]
 
 TAUGHT = [*TEXTS[:4], *TEXTS[-4:-2]]
@@ -81,17 +80,6 @@ STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 4, "num_validation"
 QUERY = {"input": "is my card {lost} ?"}
 
 Make = Callable[[Provider], Any]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def examples() -> PrivateExamples:

@@ -36,8 +36,10 @@ from tests.faults.afresh import Afresh
 from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
-from tests.ledgers import tickets, use_simple_prices
+from tests.ledgers import tickets
 from tests.postgres import PostgresServer, await_that
+
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 SOON = 0.3
 PATIENCE_OF_THE_HASTY = 2.0
@@ -68,11 +70,6 @@ class Where:
 def waits_for_a_lock(postgres: PostgresServer) -> bool:
     """Says whether a session of the server is waiting for another one's lock."""
     return bool(postgres.execute("SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
 
 
 @pytest.fixture

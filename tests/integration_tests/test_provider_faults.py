@@ -7,7 +7,7 @@ rows that are answered. Rows there are exact: the same request has the same answ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from tests.live import (
     decision_model,
     labelled,
     openai_model,
-    servers_of_this_machine,
 )
 from tests.loopback_provider import (
     Fault,
@@ -129,12 +128,6 @@ FINAL = {
     "html-403": html(status=403),
     "truncated": truncated(),
 }
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

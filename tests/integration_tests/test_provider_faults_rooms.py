@@ -8,7 +8,6 @@ errors has to be estimated: it is zero on both sides, whatever the coins.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,11 @@ from langchain_dpicl import (
 from langchain_dpicl.backends.langchain import LangChainBackend
 from langchain_dpicl.backends.silent import RetryPolicy
 from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
 from langchain_dpicl.privacy.stores import InMemoryStore
 from tests.canary import RECORD, canaries_in, describe
-from tests.live import LABELS, Servers, openai_model, servers_of_this_machine
+from tests.live import LABELS, Servers, openai_model
 from tests.loopback_provider import (
     Fault,
     Hook,
@@ -46,9 +44,8 @@ from tests.loopback_provider import (
     slow,
     truncated,
 )
-from tests.pate_games import free_price
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("free_prices")]
 
 TRIGGER = "unspeakable"
 QUERIES = ("is my card there ?", "is the transfer there ?")
@@ -70,17 +67,6 @@ FAULTS: dict[str, Hook] = {
     "cut off": truncated(),
     "a megabyte": huge(megabytes=1),
 }
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Scene:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.receipts import VotingResult
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
-from tests.contracts.front_room import remember_prices
 from tests.live import (
     LABELS,
     PrivateCalls,
@@ -35,7 +34,6 @@ from tests.live import (
     anthropic_model,
     decision_model,
     openai_model,
-    servers_of_this_machine,
 )
 from tests.live_queries import (
     MAX_QUERIES,
@@ -58,18 +56,8 @@ from tests.loopback_provider import Hook, Provider, Received, echoing_400, hang_
 pytestmark = [
     pytest.mark.loopback,
     pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta"),
+    pytest.mark.usefixtures("remembered_prices"),
 ]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with servers_of_this_machine() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def voter(llm: Any, **options: Any) -> DPVotingRunnable:

@@ -32,13 +32,7 @@ _price = functools.cache(accounting.epsilon_bound)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run showed.
-
-    Attributes:
-      mark: the canaries seen ("R", "V", "RV"); "-" none; "x" refused with an error of ours before any private call;
-        "idle" no private call was made (and there is no reason to refuse), "broken" it ended before its end: both prove nothing.
-      note: the refusal, or the exception's type.
-    """
+    """What a run showed."""
 
     mark: str
     note: str = ""
@@ -46,16 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Cell:
-    """One square of the table.
-
-    Attributes:
-      channel: the channel's name.
-      entry: the entry point's name.
-      naive: verdict on the naive component; None where the channel does not exist.
-      ours: verdicts on our rooms, by name.
-      needs: canaries the naive component has to show.
-      reason: why the channel does not exist for this entry point, or "".
-    """
+    """One square of the table."""
 
     channel: str
     entry: str

@@ -72,14 +72,7 @@ STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 1, "num_validation"
 
 @dataclass(frozen=True)
 class Room:
-    """One of our doors to private calls.
-
-    Attributes:
-      name: public name, in the table's notes.
-      entries: the entry points it is called by.
-      build: makes the component from the scene's model; what it makes along the way goes into `scene.objects`.
-      needs: what its models have to do: "logprobs", "text" or "decisions".
-    """
+    """One of our doors to private calls."""
 
     name: str
     entries: tuple[str, ...]

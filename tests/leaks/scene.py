@@ -50,24 +50,7 @@ def settle() -> None:
 
 
 class Scene:
-    """What a channel arranges before a run, and what it finds after it. No repr, as frames hold it.
-
-    Attributes:
-      entry: the public method the component is called by.
-      models: model factories by kind ("chat", "completion", "text", "decisions"); for a kind that is missing the first
-        is taken.
-      ask: how the naive component makes a prompt into what its model takes.
-      wrap: what people do to the model before they hand it over, such as `with_config`.
-      own_config: the config with which the naive component calls its model; "given": that of the component.
-      given_config: the config handed to the component; None: it inherits the chain's.
-      chain_config: the config of the enclosing chain.
-      drive: calls the enclosing chain (made by `chain`) and reads what it says.
-      before_call: called when the component is built, before the chain runs.
-      objects: what the component made or is, for channels that look at objects.
-      texts: what was overheard.
-      error: what the chain raised.
-      is_naive: whether the naive component is on.
-    """
+    """What a channel arranges before a run, and what it finds after it. No repr, as frames hold it."""
 
     def __init__(self, entry: str, *, is_naive: bool) -> None:
         self.entry = entry

@@ -128,12 +128,7 @@ def _server() -> tuple[str, list[str]]:
 
 
 def provider(mode: str = "plain") -> tuple[str, list[str]]:
-    """Returns a provider's address, and the bodies that come and go there from now on.
-
-    Args:
-      mode: "fails": private prompts are refused, quoting them; "spoils": private answers have a field of the wrong
-        type, which quotes them; any other name: a plain provider with an address, and so with clients, of its own.
-    """
+    """Returns a provider's address, and the bodies that come and go there from now on."""
     address, bodies = _server()
     bodies.clear()
     return f"{address}/{mode}", bodies

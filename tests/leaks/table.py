@@ -22,13 +22,7 @@ Empty where only another version ran the cell."""
 
 @dataclass(frozen=True)
 class Column:
-    """The cells of one langchain-core version.
-
-    Attributes:
-      core: the version.
-      cells: by channel and entry point.
-      half: which half of the cells was to run; None: all of them.
-    """
+    """The cells of one langchain-core version."""
 
     core: str
     cells: Mapping[tuple[str, str], Cell]

@@ -29,12 +29,7 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Covering:
-    """What a run of all tests has shown.
-
-    Attributes:
-      seconds: CPU seconds of each test, by node id.
-      lines: for each file, by line, the tests that run it.
-    """
+    """What a run of all tests has shown."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]

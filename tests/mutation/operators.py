@@ -35,16 +35,7 @@ SILENT = frozenset({"__repr__", "__str__", "description"})
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change.
-
-    Attributes:
-      name: module, function and a number.
-      file: the file, from the root of the repository.
-      line: where the change is.
-      lines: all lines of the statement, by which tests are chosen.
-      names: what a statement outside of functions defines, by which tests are chosen there.
-      before, after: the whole text.
-    """
+    """One change."""
 
     name: str
     file: str

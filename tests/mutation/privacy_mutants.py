@@ -51,13 +51,7 @@ Red = Callable[[], object]
 
 @dataclass(frozen=True)
 class Planted:
-    """One bug.
-
-    Attributes:
-      words: what it is.
-      plants: puts it into the package.
-      red: tests that pass without it; with it, every one fails.
-    """
+    """One bug."""
 
     words: str
     plants: Callable[[Patch], object]

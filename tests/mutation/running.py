@@ -42,14 +42,7 @@ MEMORY = 6 * 2**30
 
 @dataclass(frozen=True)
 class Job:
-    """A mutant and the tests to run, in order.
-
-    Attributes:
-      mutant: the change.
-      tests: node ids.
-      seconds: processor seconds that the tests take without it.
-      files: test files whose long tests run, too.
-    """
+    """A mutant and the tests to run, in order."""
 
     mutant: Mutant
     tests: tuple[str, ...]

@@ -16,19 +16,14 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from tests.audit_games import ALARM
 from tests.gradient_doubles import LABELS, LogisticEngine, prepared
-from tests.pate_games import free_price
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 UNITS, RATE = 64, 0.25
 _EACH = ALARM / 5
-
-
-@pytest.fixture(autouse=True)
-def _free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Asked(LogisticEngine):

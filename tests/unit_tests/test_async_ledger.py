@@ -14,7 +14,6 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PromptPATEExampleSelector
 from langchain_dpicl.backends import aside
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.querying import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver
@@ -22,14 +21,10 @@ from tests.durable import UNAVAILABLE, WatchedStore, cancelled_at, on, spent
 from tests.free_form_doubles import keywords
 from tests.gradient_doubles import prepared
 from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, examples, labeler, loud
-from tests.pate_games import free_price
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 from tests.unit_tests.test_synthesis import engine, private_examples, synthesizer
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 
 def house(store: InMemoryStore, adjacency: str = "add_remove") -> Budget:
@@ -38,13 +33,7 @@ def house(store: InMemoryStore, adjacency: str = "add_remove") -> Budget:
 
 @dataclass
 class Guest:
-    """A component on a ledger, and how it is run.
-
-    Attributes:
-      run: one run, awaited.
-      most: tickets that one run may leave charged.
-      is_whole: whether a run that charged less than `most` gave the rest back, so that a second run completes.
-    """
+    """A component on a ledger, and how it is run."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
     most: int

@@ -36,15 +36,18 @@ def place() -> Place:
 # ------------------------------------------------------------------------------------------ what is written and read
 
 
+@pytest.mark.benches
 @pytest.mark.parametrize("mechanism", ["recentered_clip", "gumbel"])
 def test_a_private_text_has_as_many_tokens_as_were_asked_for(place: Place, mechanism: str) -> None:
     assert [place.ours(mechanism)()() for _ in range(3)] == [TINY.tokens] * 3
 
 
+@pytest.mark.benches
 def test_plain_generation_writes_as_many(place: Place) -> None:
     assert place.plain()()() == TINY.tokens
 
 
+@pytest.mark.benches
 def test_one_sample_per_token_reads_all_prompts_for_each_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     open_full = place.engine.open_full
@@ -56,6 +59,7 @@ def test_one_sample_per_token_reads_all_prompts_for_each_token(place: Place, mon
     assert opened == [TINY.slots]
 
 
+@pytest.mark.benches
 def test_the_end_of_the_text_is_the_last_thing_that_the_model_writes(place: Place) -> None:
     with torch.inference_mode():
         logits = place.model(input_ids(TINY)).logits
@@ -63,12 +67,14 @@ def test_the_end_of_the_text_is_the_last_thing_that_the_model_writes(place: Plac
     assert (logits[..., place.model.config.eos_token_id] < others).all()
 
 
+@pytest.mark.benches
 def test_what_was_written_without_spaces_is_read_as_the_same_tokens() -> None:
     tokenizer = make_tokenizer(TINY)
     ids = [*range(2, TINY.vocabulary, 7), 10, 10, 9]
     assert tokenizer.encode("".join(tokenizer.convert_ids_to_tokens(ids)), add_special_tokens=False) == ids
 
 
+@pytest.mark.benches
 @pytest.mark.parametrize("shared", [0, 20])
 def test_the_instruction_is_read_once_where_it_is_long(
     place: Place, monkeypatch: pytest.MonkeyPatch, shared: int
@@ -93,6 +99,7 @@ def test_records_fill_their_prompts_and_are_not_cut(shared: int) -> None:
     assert size.prompt - FRAME_TOKENS + 4 <= length <= size.prompt
 
 
+@pytest.mark.benches
 def test_all_prompts_of_the_other_package_are_as_long_as_ours() -> None:
     private, public, texts = _local_invink.prompts(TINY)
     tokenizer = make_tokenizer(TINY)
@@ -118,12 +125,14 @@ def test_only_quotes_within_braces_are_mended() -> None:
     assert values["B"] == "all on x"
 
 
+@pytest.mark.benches
 def test_a_source_that_is_wrong_otherwise_stays_an_error() -> None:
     with pytest.raises(SyntaxError):
         _local_invink.mended("a = (\n")
     assert _local_invink.mended("a = 1\n") == "a = 1\n"
 
 
+@pytest.mark.benches
 def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_local_invink.importlib.util, "find_spec", lambda name: None if name == "invink" else name)
     assert _local_invink.missing() == f"not installed: invink ({_local_invink.INSTALL})"
@@ -132,6 +141,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------------------ the clock
 
 
+@pytest.mark.benches
 def test_a_ratio_is_taken_turn_by_turn() -> None:
     slow, fast = Times((4.0, 9.0, 30.0), (2.0, 2.0, 2.0)), Times((2.0, 1.0, 10.0), (1.0, 4.0, 1.0))
     assert slow.over(fast) == 3.0  # of 2, 9 and 3; in order of size they would be 4, 4.5 and 3, and their medians 4.5
@@ -139,6 +149,7 @@ def test_a_ratio_is_taken_turn_by_turn() -> None:
     assert slow.median == 9.0
 
 
+@pytest.mark.benches
 def test_those_who_race_take_turns_and_each_begins_once() -> None:
     order: list[str] = []
 
@@ -150,11 +161,13 @@ def test_those_who_race_take_turns_and_each_begins_once() -> None:
     assert {name: (len(one.clock), len(one.processor)) for name, one in found.items()} == dict.fromkeys("abc", (3, 3))
 
 
+@pytest.mark.benches
 def test_a_race_in_which_one_wrote_less_is_no_race() -> None:
     with pytest.raises(RuntimeError, match="expected 7 tokens from lazy, found 5"):
         race({"lazy": (lambda: lambda: 5, 7)}, turns=1)
 
 
+@pytest.mark.benches
 def test_a_part_within_a_part_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 1.0, 5.0, 7.0])
     monkeypatch.setattr(_local_profile.time, "perf_counter", lambda: next(ticks))
@@ -164,6 +177,7 @@ def test_a_part_within_a_part_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
     assert dict(watch.spent) == {"outer": 3.0, "inner": 4.0}
 
 
+@pytest.mark.benches
 def test_the_profile_finds_every_part_and_leaves_everything_as_it_was(place: Place) -> None:
     before = [getattr(holder, name) for _, holder, name in _local_profile._PLACES]
     spent = _local_profile.shares(place, place.ours("recentered_clip"))
@@ -174,6 +188,7 @@ def test_the_profile_finds_every_part_and_leaves_everything_as_it_was(place: Pla
     assert len(_local_profile.table(spent, tokens=TINY.tokens).splitlines()) == 1 + len(spent)
 
 
+@pytest.mark.benches
 def test_memory_is_the_peak_and_what_of_it_came_after_the_model() -> None:
     found = _local_memory.measured("ours", TINY, device="cpu", dtype="float32")
     assert 0.0 <= found["beyond"] < found["peak"]
@@ -183,6 +198,7 @@ def test_memory_is_the_peak_and_what_of_it_came_after_the_model() -> None:
 # -------------------------------------------------------------------------------------------------------- what it says
 
 
+@pytest.mark.benches
 def test_goals_are_met_or_missed_in_their_own_direction() -> None:
     said = bench_local.verdicts({"reprefill_over_ours": 31.0, "ours_over_generate": 1.01, "invink_over_ours": 1.4})
     assert said.splitlines() == [
@@ -194,6 +210,7 @@ def test_goals_are_met_or_missed_in_their_own_direction() -> None:
     ]
 
 
+@pytest.mark.benches
 def test_reading_all_prompts_anew_is_scaled_to_the_whole_text() -> None:
     bench = bench_local.Bench(bench_local.parsed([]), SMALL)
     one, two = Times((2.0, 2.0), (1.0, 1.0)), Times((3.0, 3.0), (1.0, 1.0))
@@ -208,6 +225,7 @@ def test_reading_all_prompts_anew_is_scaled_to_the_whole_text() -> None:
     assert "taken 50 times" in bench_local.speed_table(times, two, SMALL)
 
 
+@pytest.mark.benches
 def test_the_size_is_what_the_settings_say() -> None:
     assert bench_local.size_of(bench_local.parsed([])) == SMALL
     assert bench_local.size_of(bench_local.parsed(["--full"])) == GPT2_SMALL
@@ -228,6 +246,7 @@ def test_the_size_is_what_the_settings_say() -> None:
     assert bench_local.size_of(bench_local.parsed(["--full", *named])) == TINY
 
 
+@pytest.mark.benches
 def test_growth_measures_each_size_once_and_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[Size] = []
 
@@ -247,6 +266,7 @@ def test_growth_measures_each_size_once_and_draws_it(tmp_path: Path, monkeypatch
 # ------------------------------------------------------------------------------------------------------------- utility
 
 
+@pytest.mark.benches
 def test_ways_are_compared_at_one_epsilon_and_leave_the_bench_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = _local_utility.tasks(Path("nowhere.jsonl.gz"), queries=8, num_slots=5, size=20)["bank questions"]
     design, seen = dict(bench.design), []

@@ -33,6 +33,7 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.labelling_proposals import compare_teachers
+from tests.bench_doubles import engine, hits, written
 from tests.loopback_provider import provider
 
 WORDS = ("up", "down")
@@ -52,25 +53,10 @@ LABELS = ("down", "up")
 DELTA = 1e-6
 
 
-def written(path: Path, rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
-
-
 def made(tmp_path: Path, *, rows: Any = ROWS, other: Any = None, **options: Any) -> Setting:
     second = None if other is None else written(tmp_path / "elsewhere.jsonl", other)
     given = {"questions": 8, "cap": 1_000, "seed": 0, "words": {}, "most_chars": 400} | options
     return setting(written(tmp_path / "moves.jsonl", rows), second, **given)
-
-
-def engine() -> FakeBackend:
-    """Says "up" by itself, and "down" of a text that begins so, but only after an example of "down"."""
-
-    def reading(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
-        asks_down = prompt.rpartition("Text: ")[2].startswith("down")
-        return {" up": 0.4, " down": 0.5 if "Label: down" in prompt and asks_down else 0.1}
-
-    return FakeBackend(reading, vocabulary=[" up", " down"])
 
 
 def texts_of(records: Any) -> set[str]:
@@ -203,6 +189,7 @@ class TestLabels:
         assert hits != [1.0] * 3
 
 
+@pytest.mark.benches
 class TestStudents:
     def test_of_no_examples_say_what_the_model_says(self, tmp_path: Path) -> None:
         found = made(tmp_path)
@@ -245,6 +232,7 @@ def public_task(found: Setting) -> dict[str, Any]:
     return {"label_key": "label", "labels": LABELS, "shown": pool.shown, "report": {}, "plan": pool.plan}
 
 
+@pytest.mark.benches
 class TestWithoutPrivacy:
     def test_the_best_prompt_is_the_one_that_other_records_confirm(self, tmp_path: Path) -> None:
         # One record in forty holds the word that the model learns everything from.
@@ -272,10 +260,6 @@ class TestWithoutPrivacy:
         assert ensemble_without_privacy(task, unteachable, shots=4, **asked) == 0.5
 
 
-def hits(right: int, of: int = 100) -> Any:
-    return np.arange(of) < right
-
-
 def bounds(**given: Any) -> Bounds:
     usual = {"zero": {1: hits(30), 4: hits(40)}, "upper": {1: hits(80), 4: hits(90)}, "constant": hits(50)}
     return Bounds(**{**usual, "ensemble": {1: 0.7}, **given})
@@ -289,6 +273,7 @@ def a_row(*accuracies: int, teaching: Teaching | None = None) -> Row:
     return Row(shown, runs, {1: [hits(right) for right in accuracies], 4: [None for _ in accuracies]})
 
 
+@pytest.mark.benches
 class TestTables:
     def test_the_gap_is_measured_from_the_better_zero_shot(self) -> None:
         assert bounds().closed(0.6, shots=1) == pytest.approx(0.5)
@@ -339,6 +324,7 @@ class TestTables:
 CURVE = Curve("fresh", (10, 20), (0.1, 0.2), ((), (0.5, 0.6)), 4)
 
 
+@pytest.mark.benches
 class TestPictures:
     def test_are_drawn_for_every_setting(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -354,6 +340,7 @@ class TestPictures:
         assert pictures({"one": (bounds(), [a_row(50)], CURVE)}, tmp_path) == []
 
 
+@pytest.mark.benches
 class TestCommand:
     def run(self, monkeypatch: pytest.MonkeyPatch, *given: object) -> int:
         monkeypatch.setattr(sys, "argv", ["bench_pate.py", *map(str, given)])

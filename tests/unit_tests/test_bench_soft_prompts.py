@@ -133,6 +133,7 @@ def test_missing_public_text_is_named(tmp_path: Path) -> None:
         _soft_corpus.read(tmp_path, tmp_path, most_chars=10)
 
 
+@pytest.mark.benches
 def test_the_same_input_finds_the_same_model_and_reads_nothing_again(base: Path) -> None:
     def never() -> Any:
         raise AssertionError("read again")
@@ -140,18 +141,21 @@ def test_the_same_input_finds_the_same_model_and_reads_nothing_again(base: Path)
     assert base_model(BASE, never, kept=base.parent, say=print) == base
 
 
+@pytest.mark.benches
 def test_textbooks_are_a_source_whole_and_a_topic_where_they_are_about_business(corpus: _soft_corpus.Corpus) -> None:
     assert any("stars" in text for text in corpus.shelves["source"]["textbook"])
     assert corpus.shelves["topic"]["business"]
     assert all("company" in text for text in corpus.shelves["topic"]["business"])
 
 
+@pytest.mark.benches
 def test_the_same_input_makes_the_same_model(corpus: _soft_corpus.Corpus, base: Path, tmp_path: Path) -> None:
     again = base_model(BASE, lambda: corpus, kept=tmp_path, say=lambda said: None)
     assert again.name == base.name
     assert (again / "model.safetensors").read_bytes() == (base / "model.safetensors").read_bytes()
 
 
+@pytest.mark.benches
 def test_training_moves_weights_and_label_words_are_single_tokens(
     corpus: _soft_corpus.Corpus, loaded: tuple[Any, Any]
 ) -> None:
@@ -172,6 +176,7 @@ def test_training_moves_weights_and_label_words_are_single_tokens(
     assert all(math.isfinite(loss) for loss in losses)
 
 
+@pytest.mark.benches
 def test_vectors_of_tokens_with_the_same_neighbours_are_alike() -> None:
     coins = np.random.default_rng(0)
     # Tokens 10 and 11 stand before 20 or 21, and 12 before 30 or 31.
@@ -203,6 +208,7 @@ def test_delta_is_a_tenth_of_one_record_rounded_down(task: SoftTask, count: int,
     assert found <= 1 / (10 * count) * (1 + 1e-9)
 
 
+@pytest.mark.benches
 def test_a_cell_is_trained_at_its_own_epsilon_and_infinity_is_not_private(
     loaded: tuple[Any, Any], task: SoftTask
 ) -> None:
@@ -218,6 +224,7 @@ def test_a_cell_is_trained_at_its_own_epsilon_and_infinity_is_not_private(
     assert 0.0 <= bench.accuracy(private) <= 1.0
 
 
+@pytest.mark.benches
 def test_zero_shot_asks_the_model_itself_at_the_mask(loaded: tuple[Any, Any], task: SoftTask) -> None:
     model, tokenizer = loaded
     words = [tokenizer.encode(word, add_special_tokens=False)[0] for word in task.task.words]
@@ -232,6 +239,7 @@ def test_zero_shot_asks_the_model_itself_at_the_mask(loaded: tuple[Any, Any], ta
     assert _soft_utility.answers(model, tokenizer, task) == likeliest
 
 
+@pytest.mark.benches
 def test_cells_are_asked_once_per_run_and_shown_in_percent(task: SoftTask, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     bench = _soft_utility.SoftBench(None, None, task, SETTINGS)
@@ -247,6 +255,7 @@ def test_cells_are_asked_once_per_run_and_shown_in_percent(task: SoftTask, monke
     assert lines[3].split() == ["prefix", "50.0", "+-", "0.0", "75.0", "+-", "0.0"]
 
 
+@pytest.mark.benches
 @pytest.mark.parametrize("way", _soft_baselines.BASELINES)
 @pytest.mark.parametrize("epsilon", [8.0, math.inf])
 def test_a_baseline_tunes_a_copy_with_noise_for_its_epsilon(
@@ -279,6 +288,7 @@ def test_a_baseline_tunes_a_copy_with_noise_for_its_epsilon(
 # ---------------------------------------------------------------------------------------------------------------- speed
 
 
+@pytest.mark.benches
 @pytest.mark.parametrize(("kind", "method"), [("sequence_classification", "soft_prompt"), ("masked_lm", "prefix")])
 def test_all_who_race_use_all_rows(kind: str, method: str) -> None:
     pytest.importorskip("opacus")
@@ -293,6 +303,7 @@ def vars_of(size: SpeedSize) -> dict[str, Any]:
     return {name: getattr(size, name) for name in SpeedSize.__dataclass_fields__}
 
 
+@pytest.mark.benches
 def test_rows_of_the_race_fill_their_length() -> None:
     track = Track(TINY)
     given = track._given(in_front=0)
@@ -301,6 +312,7 @@ def test_rows_of_the_race_fill_their_length() -> None:
     assert given["labels"].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.benches
 def test_only_the_prompt_learns_in_the_others_models() -> None:
     pytest.importorskip("peft")
     for method, width in (("soft_prompt", TINY.width), ("prefix", 2 * TINY.layers * TINY.width)):
@@ -309,6 +321,7 @@ def test_only_the_prompt_learns_in_the_others_models() -> None:
         assert learning == [(TINY.virtual_tokens, width)]
 
 
+@pytest.mark.benches
 def test_the_profile_finds_every_part_and_leaves_everything_as_it_was() -> None:
     before = [getattr(holder, name) for _, holder, name in _soft_profile._PLACES]
     spent = _soft_profile.shares(Track(TINY), "soft_prompt", steps=1)
@@ -318,6 +331,7 @@ def test_the_profile_finds_every_part_and_leaves_everything_as_it_was() -> None:
     assert len(_soft_profile.table({"prefix": spent}).splitlines()) == 1 + len(spent)
 
 
+@pytest.mark.benches
 def test_memory_is_the_peak_and_what_of_it_came_after_the_model() -> None:
     found = _soft_memory.measured("ours", "soft_prompt", TINY, device="cpu")
     assert 0.0 <= found["beyond"] < found["peak"]
@@ -327,6 +341,7 @@ def test_memory_is_the_peak_and_what_of_it_came_after_the_model() -> None:
 # -------------------------------------------------------------------------------------------------------- what it says
 
 
+@pytest.mark.benches
 def test_goals_are_met_or_missed() -> None:
     names = ("ours_over_peft, soft_prompt, head", "ours_over_peft, prefix, head")
     said = bench_soft_prompts.verdicts({names[0]: 1.3, names[1]: 1.31, names[1] + bench_soft_prompts.BESIDE: 1.02})
@@ -338,12 +353,14 @@ def test_goals_are_met_or_missed() -> None:
     ]
 
 
+@pytest.mark.benches
 def test_a_ratio_of_the_table_is_ours_over_the_other() -> None:
     times = {"ours": Times((3.0, 3.0), (2.0, 2.0)), "peft": Times((2.0, 2.0), (4.0, 4.0))}
     lines = bench_soft_prompts.speed_table("t", times, rows=30).splitlines()
     assert lines[1].split() == ["ours", "3.000", "10.0", "1.50", "0.50", "-"]
 
 
+@pytest.mark.benches
 def test_every_file_is_asked_on_the_given_model_and_one_has_baselines(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,6 +392,7 @@ def test_every_file_is_asked_on_the_given_model_and_one_has_baselines(
     assert "BASELINE, Opacus, LoRA" in told
 
 
+@pytest.mark.benches
 def test_settings_name_the_size(tmp_path: Path) -> None:
     full = bench_soft_prompts.parsed(["--full"])
     assert full.batch == 1_024

@@ -59,6 +59,7 @@ from langchain_dpicl.audit import pictures
 from langchain_dpicl.backends.embedded import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.mechanisms import randomness
+from tests.bench_doubles import written
 
 BENCHMARKS = Path(bench_tables.__file__).parent
 SECRET = "the canary sings at noon"
@@ -74,11 +75,6 @@ FILMS = [
     for split, count in (("train", 90), ("test", 10))
     for i in range(count)
 ]
-
-
-def written(path: Path, rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
 
 
 @pytest.fixture
@@ -531,6 +527,7 @@ def done_of(grid: Grid, shares: Mapping[str, float], *, seeds: int = 2) -> dict[
     return found
 
 
+@pytest.mark.benches
 class TestPages:
     def test_tables_show_means_closures_and_what_is_missing(
         self, tmp_path: Path, moves: DataFile, drawn: list[dict[str, Any]]
@@ -592,6 +589,7 @@ class TestPages:
         assert (soft.gradients, soft.money(price_in=1.0, price_out=1.0)) == (60 * 128, None)
 
 
+@pytest.mark.benches
 class TestCommand:
     def test_a_run_prints_progress_writes_tables_and_runs_nothing_twice(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -31,13 +31,13 @@ from _voting_rows import (
 )
 from _voting_task import PAPER, Task, load, read_rows
 
-from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.baselines import label_votes_without_privacy
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import QueryPlan
+from tests.bench_doubles import engine, hits
 
 ROWS = [
     {"text": f"{word} {i}", "label": code, "label_name": word, "split": split}
@@ -56,16 +56,6 @@ def written(path: Path, rows: Any = ROWS) -> Path:
 
 def task(tmp_path: Path, **options: Any) -> Task:
     return load(written(tmp_path / "moves.jsonl"), **{"cap": 100, "questions": 100, "seed": 0, "words": {}} | options)
-
-
-def engine() -> FakeBackend:
-    """Knows "up" by itself; "down" only from an example that says so."""
-
-    def reading(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
-        asks_down = prompt.rpartition("Text: ")[2].startswith("down")
-        return {" up": 0.4, " down": 0.5 if "Label: down" in prompt and asks_down else 0.1}
-
-    return FakeBackend(reading, vocabulary=[" up", " down"])
 
 
 def voters(tmp_path: Path) -> Voters:
@@ -223,10 +213,6 @@ class TestNoise:
         assert answer(released) == 2
 
 
-def hits(right: int, of: int = 100) -> Any:
-    return np.arange(of) < right
-
-
 class TestGap:
     def test_is_closed_by_the_share_of_the_way_to_no_noise(self) -> None:
         assert gap_closed(hits(40), hits(80), 0.6) == pytest.approx(0.5)
@@ -250,6 +236,7 @@ class TestGap:
         assert {published_gap_closed(numbers, math.inf) for numbers in PAPER.values()} == {1.0}
 
 
+@pytest.mark.benches
 class TestTables:
     def test_a_line_shows_noise_accuracies_and_the_gap(self) -> None:
         noisy = {1.0: np.array([0.5, 0.596]), 8.0: np.array([0.74, 0.74])}
@@ -288,6 +275,7 @@ class TestTables:
         assert found.closed(20.0) == pytest.approx(2 * found.noisy[20.0].mean() - 1)
 
 
+@pytest.mark.benches
 class TestCommand:
     def test_prints_tables_and_writes_their_numbers(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -20,18 +20,13 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
 from langchain_dpicl.stores import SQLiteStore
 from tests.contracts.front_room import CANARY
 from tests.durable import UNAVAILABLE, WatchedStore, spent
 from tests.labelling_doubles import CARD, LABELS, Spy
-from tests.pate_games import free_price
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 
 @pytest.fixture

@@ -46,12 +46,13 @@ from langchain_dpicl.release import sample as samples
 from langchain_dpicl.release import token_block as blocks
 from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from tests.contracts.front_room import remember_prices
 from tests.doubles import WORDS, SpyBackend
 from tests.full_doubles import FullFake, full_engine, same_coins
 from tests.labelling_doubles import counts, house
 from tests.unit_tests.test_private_frames import shows_private
 from tests.unit_tests.test_samples import elsewhere
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LABELS = ("card", "transfer")
 TEXTS = {"card": "my card was declined", "transfer": "my transfer is late"}
@@ -59,11 +60,6 @@ SIZE = 60
 RECORDS = [{"text": f"{TEXTS[label]} id{n}.", "topic": label} for label in LABELS for n in range(SIZE)]
 DEMONSTRATIONS, LENGTH, SLOTS = 3, 4, 5
 DEAL = "3 demonstrations on disjoint batches of one deal"
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 class Watched(SpyBackend):

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,7 @@ from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords
 from langchain_dpicl.released_documents import SyntheticText, release_id
 from langchain_dpicl.stores import SQLiteStore
 from langchain_dpicl.wording import GenerationWording
+from tests.canary import locals_in
 from tests.sealed_files import resealed
 
 pytestmark = pytest.mark.traced
@@ -325,16 +325,6 @@ class TestWhatIsPaid:
             assert budget.remaining_epsilon == 0.0
 
 
-def locals_of_ours(error: BaseException) -> str:
-    """What the frames of the package that an error carries hold."""
-    found, todo = list[str](), [error, error.__cause__, error.__context__]
-    for current in todo:
-        for frame, _ in traceback.walk_tb(None if current is None else current.__traceback__):
-            if "langchain_dpicl" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
-                found += [repr(value) for value in frame.f_locals.values()]
-    return " ".join(found)
-
-
 class TestAStop:
     @pytest.mark.parametrize(
         ("owner", "name"),
@@ -351,7 +341,7 @@ class TestAStop:
         monkeypatch.setattr(owner, name, stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run(progress=False)
-        held = locals_of_ours(caught.value)
+        held = locals_in(caught.value)
         assert not any(text in held for text in (CANARY, "my card was", "array("))
         monkeypatch.undo()
         if made.topics or made._chosen:
@@ -370,7 +360,7 @@ class TestAStop:
         terms: dict[str, Any] = {"public_size": 600, "unit_key": "source", "llm": engine(), "epsilon": 6.0}
         with pytest.raises(RecordError) as caught:
             DocumentSynthesizer.from_private_documents(Notes(fails=True), budget=house(), **terms)
-        assert CANARY not in locals_of_ours(caught.value) + str(caught.value)
+        assert CANARY not in locals_in(caught.value) + str(caught.value)
         made = DocumentSynthesizer.from_private_documents(
             Notes(fails=False), budget=house(), public_top_k=None, vocabulary=["card"], **terms
         )
@@ -382,7 +372,7 @@ class TestAStop:
             DocumentSynthesizer.from_private_documents(
                 documents, public_size=10, unit_key="source", llm=engine(), budget=house()
             )
-        assert CANARY not in locals_of_ours(caught.value) + str(caught.value)
+        assert CANARY not in locals_in(caught.value) + str(caught.value)
 
 
 def full(*_: Any) -> Any:

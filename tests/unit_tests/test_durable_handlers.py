@@ -25,14 +25,11 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.durable import DictAnchor, WatchedStore
-from tests.ledgers import budget, share_of, use_simple_prices
+from tests.ledgers import budget, share_of
+
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 LIMITS: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-6}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
 
 
 @pytest.fixture

@@ -25,19 +25,16 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.released import ReleasedDemonstrations
-from tests.contracts.front_room import Observer, remember_prices
+from tests.contracts.front_room import Observer
 from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, charged, evolution
 from tests.example_files import example
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LABELLED = [{"text": f"my card {n}", "queue": "bank"} for n in range(20)] + [
     {"text": f"a film {n}", "queue": "arts"} for n in range(12)
 ]
 BY_QUEUE = {"label_key": "queue", "labels": ("bank", "arts"), "public_size": {"bank": 20, "arts": 12}}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def varying(prompt: str) -> str:

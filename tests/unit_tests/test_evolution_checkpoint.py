@@ -14,18 +14,14 @@ from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from tests.canary import RECORD, canaries_in
-from tests.contracts.front_room import remember_prices
 from tests.evolution_doubles import Muse, Topical, charged, evolution
 from tests.sealed_files import sealed
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 RECORDS = [{"text": f"my card {RECORD} {n}", "queue": "bank"} for n in range(5)]
 RECORDS += [{"text": f"a film {RECORD} {n}", "queue": "arts"} for n in range(4)]
 BY_QUEUE: dict[str, Any] = {"label_key": "queue", "labels": ("bank", "arts"), "public_size": {"bank": 5, "arts": 4}}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 class Process:

@@ -24,22 +24,17 @@ from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
-from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.release import curator
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, evolution
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 CANARIES = [{"text": f"my card {RECORD} {place} {{q}}", "queue": f"{VOTE}"} for place in range(12)]
 DECLARED = {"public_size": 12, "fields": ("queue",)}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 # -- no private text reaches the model ---------------------------------------------------------------------------
@@ -251,15 +246,6 @@ def unnormalised(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(UnitVectorSum, "bounded_rows", lambda self, rows, *, width: np.asarray(rows, dtype=float))
 
 
-def voting_twice(patch: pytest.MonkeyPatch) -> None:
-    real = PoissonUnits.draw
-    patch.setattr(PoissonUnits, "draw", lambda self, count, *, rng: real(self, count, rng=rng) * 2)
-
-
-def replaced_charged_as_added(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(aggregation, "row_appears", lambda row_shape, adjacency: row_shape == "units")
-
-
 def same_noise(patch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
 
@@ -274,8 +260,8 @@ PLANTS: dict[str, tuple[Any, str]] = {
     "half of the noise": (plant.scaled(0.5), "add_remove"),
     "no noise": (plant.gaussian(np.zeros_like), "add_remove"),
     "a unit votes as often as it has records": (unnormalised, "add_remove"),
-    "a unit votes twice": (voting_twice, "add_remove"),
-    "a changed vote is charged as a new one": (replaced_charged_as_added, "replace_one"),
+    "a unit votes twice": (plant.unit_drawn_with_replacement, "add_remove"),
+    "a changed vote is charged as a new one": (plant.replaced_charged_as_added, "replace_one"),
     "the same coins in every round": (same_noise, "add_remove"),
 }
 

@@ -46,21 +46,18 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.labelled_pool import PoolEntry
-from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, remember_prices, shown_by
+from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, shown_by
 from tests.labelling_doubles import CARD, LABELS, MUTE, WIRE, Spy, counts, examples, fails, house, labeler, lines, loud
 from tests.sealed_files import sealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 BRACED = "where is {my} card? {0} }{"
 INPUTS = [CARD, WIRE, BRACED, "send it {home}", "a card in blue", "pay to Peru"]
 EXAMPLE = PromptTemplate.from_template("text: {text}\nqueue: {queue}")
 SUFFIX = "text: {input}\nqueue:"
 STUDENT: dict[str, Any] = {"num_shots": 2, "num_candidates": 4, "num_validation": 2}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def selector(private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> Any:

@@ -37,7 +37,6 @@ from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.report import verify_report
 from langchain_dpicl.receipts import FreeFormResult
-from tests.contracts.front_room import remember_prices
 from tests.free_form_doubles import (
     CANDIDATES,
     RECORDS,
@@ -54,12 +53,9 @@ from tests.free_form_doubles import (
 )
 from tests.scripted_models import ScriptedChat, StatusError
 
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
 SPACES: dict[str, Callable[..., DPFreeFormRunnable]] = {"embedding": embedding, "keywords": keywords}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 @pytest.fixture

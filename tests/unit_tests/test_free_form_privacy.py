@@ -19,7 +19,7 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
 from langchain_dpicl.release import curator
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.free_form_doubles import (
     CANDIDATES,
     RECORDS,
@@ -35,12 +35,9 @@ from tests.free_form_doubles import (
 )
 from tests.scripted_models import ScriptedChat, StatusError
 
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
 SPACES: dict[str, Callable[..., DPFreeFormRunnable]] = {"embedding": embedding, "keywords": keywords}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 # -- the noise ---------------------------------------------------------------------------------------------------

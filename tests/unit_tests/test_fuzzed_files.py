@@ -48,7 +48,7 @@ from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
 from tests import evolution_doubles, gradient_doubles, labelling_doubles
-from tests.pate_games import free_price
+from tests.ledgers import free_price
 from tests.sealed_files import sealed
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
@@ -63,14 +63,7 @@ SPELLED = ("NaN", "-Infinity", "1e400", "9" * 5000, "[" * 50_000 + "]" * 50_000,
 
 @dataclass(frozen=True)
 class Target:
-    """What is read, and how.
-
-    Attributes:
-      files: content by name.
-      read: reads the folder; returns what was read in a form that can be compared.
-      epsilon: of what was read; None: it has none.
-      is_bound: whether what is read has to be what was written; False: nothing but the kind of error is of interest.
-    """
+    """What is read, and how."""
 
     files: Mapping[str, bytes]
     read: Callable[[Path], Any]

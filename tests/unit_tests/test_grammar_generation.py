@@ -17,10 +17,11 @@ from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from tests.contracts.front_room import remember_prices
 from tests.doubles import WORDS, SpyBackend
 from tests.full_doubles import FullFake
 from tests.labelling_doubles import counts, house
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LETTERS = re.compile(r"my (card|transfer) (was|is) (declined|late|failed)")
 MESSAGE = Grammar.regex(f" {LETTERS.pattern}")
@@ -33,11 +34,6 @@ SCHEMA = {
     "required": ["kind", "n"],
 }
 CHARACTERS = sorted({*'{"}:, 0123456789', *"spamhegkindq"})
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

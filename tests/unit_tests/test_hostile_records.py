@@ -20,9 +20,9 @@ from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
+from tests.contracts.neighbours import HOSTILE, Fragile
 from tests.doubles import WORDS, SpyBackend
-from tests.pate_games import free_price
-from tests.unit_tests.test_voting_neighbours import HOSTILE, Fragile
+from tests.ledgers import free_price
 
 SECRET = "what-a-key-would-be"  # pragma: allowlist secret
 PAYLOADS = {

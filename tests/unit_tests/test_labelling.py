@@ -37,7 +37,6 @@ from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from tests.contracts.front_room import (
     CANARY,
-    remember_prices,
 )
 from tests.labelling_doubles import (
     CARD,
@@ -57,6 +56,8 @@ from tests.labelling_doubles import (
 )
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
 WAYS = [
     pytest.param(teachers, mechanism, adjacency, id=f"{teachers}-{mechanism}-{adjacency}")
     for teachers in TEACHERS
@@ -64,11 +65,6 @@ WAYS = [
     for adjacency in ("add_remove", "replace_one")
     if (teachers, adjacency) != ("fixed", "add_remove")
 ]
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 # -- every way to label, and what it costs -----------------------------------------------------------------------

@@ -43,7 +43,6 @@ from tests.contracts.front_room import (
     FrontRoomContract,
     Observer,
     Room,
-    remember_prices,
     shown_by,
 )
 from tests.labelling_doubles import (
@@ -66,10 +65,7 @@ from tests.labelling_doubles import (
 )
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 
 # -- events and budgets ------------------------------------------------------------------------------------------

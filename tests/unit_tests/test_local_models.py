@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
@@ -28,18 +27,12 @@ from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_t
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.models import ChatEmbedded, ChatLocal, EmbeddedLLM, LocalLLM
 from tests import tiny_hf
+from tests.unit_tests.test_models import Listener
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = "Question: why was my card charged twice?\nAnswer:"
 LENGTH = 12
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny models take longer on several threads, and much longer where other workers have them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache
@@ -96,24 +89,6 @@ class TestStandardOfEmbeddedChat(TestStandardOfLocalChat):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {}
-
-
-class Listener(BaseCallbackHandler):
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.tokens: list[str] = []
-
-    def on_llm_start(self, *_: Any, **__: Any) -> None:
-        self.events.append("start")
-
-    def on_chat_model_start(self, *_: Any, **__: Any) -> None:
-        self.events.append("start")
-
-    def on_llm_new_token(self, token: str, **_: Any) -> None:
-        self.tokens.append(token)
-
-    def on_llm_end(self, *_: Any, **__: Any) -> None:
-        self.events.append("end")
 
 
 class AsyncListener(AsyncCallbackHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -22,18 +21,10 @@ from tests.loopback_provider import (
     slow,
     truncated,
 )
+from tests.unit_tests.test_loopback_provider import client
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.loopback
-
-
-@cache
-def _client(url: str, *options: tuple[str, Any]) -> Any:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, **dict(options))
-
-
-def client(served: Provider, **options: Any) -> Any:
-    return _client(served.url, *options.items())
 
 
 @pytest.fixture(scope="module")

@@ -1,45 +1,39 @@
-"""Neighbouring data sets and hostile texts: nothing that a record does is seen but in its own vote, under the noise.
+"""Labels over neighbouring data sets and hostile texts.
 
-Of a run that labels public inputs, with an outage, a refusal and a second start from its file. Coins stay random, so
-what is compared is everything beside the noised labels: errors, files, reports, events, logs, progress, reprs, ledger
-lines and what the engine is asked. Where a noisy test decides about tickets, its threshold is out of everybody's reach.
+Where a noisy test decides about tickets, its threshold is out of everybody's reach.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
-from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _labelling_run
-from langchain_dpicl.backends import label_rows
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
-from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
-from tests import audit_plants as plant
 from tests import pate_plants as pate
-from tests.pate_games import free_price
-from tests.unit_tests.test_voting_neighbours import BREAKS_THE_CALL, ORDER, PLAIN, Fragile
-from tests.unit_tests.test_voting_neighbours import HOSTILE as TEXTS
+from tests.contracts.neighbours import (
+    BREAKS_THE_CALL,
+    HOSTILE,
+    PLAIN,
+    PLANTS,
+    Fragile,
+    NeighbourContract,
+    fault,
+    fixed_coins,
+    owned,
+    unstamped,
+)
 
-HOSTILE = {**TEXTS, "bytes that are no text": b"\xff\xfe\x00 card".decode(errors="surrogateescape")}
+pytestmark = pytest.mark.usefixtures("free_prices")
+
 SLOTS = {"rows": "slots", "num_slots": 3, "shots_per_slot": 2}
 FIXED = {"teachers": "fixed", "num_slots": 3, "shots_per_slot": 2, "adjacency": "replace_one"}
 ALL_PASS, NONE_PASSES = (-1e5, 2.0, 3.0), (1e5, 2.0, 3.0)
@@ -63,71 +57,17 @@ OUTAGE = "RAISES, in public"
 RELEASED = ("labelled", "rejected")
 
 
-class Events(BaseCallbackHandler):
-    """Keeps custom events, and errors of runs."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        self.told.append([name, data])
-
-    def on_chain_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.told.append(["error", _fault(error)])
-
-
-class Bar:
-    """A progress bar that keeps what it was told, in the place of tqdm's."""
-
-    shown: list[Any]
-
-    def __init__(self, **options: Any) -> None:
-        self.shown.append(options)
-
-    def update(self) -> None:
-        self.shown.append("tick")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shown.append("end")
-
-
-class Log(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(level=0)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@pytest.fixture(autouse=True)
-def free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
-
-
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to.
-
-    Args:
-      texts: the records.
-      users: who owns each; None: everybody has one record.
-    """
+    """One data set, its ledger and its file; starts as often as it is told to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.options = {**DESIGNS[design]}
         self.engine, self.store, self.path = Fragile(), InMemoryStore(), path
         adjacency = self.options.pop("adjacency", "add_remove")
         self.budget = Budget(epsilon=50, delta=1e-4, adjacency=adjacency, store=self.store)
-        records = [{"text": text, "answer": "no"} for text in texts]
-        owned: dict[str, Any] = {}
-        if users is not None:
-            records = [{**record, "user": user} for record, user in zip(records, users, strict=True)]
-            owned = {"unit_key": "user"}
-        labels = ("yes", "no", "maybe")
-        self.private = PrivateExamples(records, label_key="answer", labels=labels, public_size=6, **owned)
+        records = owned([{"text": text, "answer": "no"} for text in texts], users)
+        given: dict[str, Any] = {"labels": ("yes", "no", "maybe"), "public_size": 6, "unit_key": users and "user"}
+        self.private = PrivateExamples(records, label_key="answer", **given)
 
     def start(self) -> PromptPATELabeler:
         noise = {} if "confident" in self.options else {"noise_multiplier": 2.0}
@@ -149,11 +89,6 @@ class Scene:
         return [prompts for prompts in self.engine.calls if len(prompts) == 1 and prompts[0].count("answer:") == 1]
 
 
-def _fault(error: BaseException) -> list[str]:
-    named = sorted(key for key in vars(error) if key != "_dpicl_refusal")
-    return [type(error).__name__, str(error), repr(error.__cause__), repr(error.__context__), *named]
-
-
 def _masked(found: Any) -> Any:
     """A value without what the noise decides, and without stamps and hashes."""
     if isinstance(found, dict):
@@ -161,201 +96,92 @@ def _masked(found: Any) -> Any:
             votes = found["votes"] and list(found["votes"])
             assert (found["label"] in {"yes", "no", "maybe"}) == (found["status"] == "labelled")
             found = {**found, "status": "released", "label": "", "votes": votes}
-        return {
-            key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest", "content_digest"}
-        }
+        return {key: _masked(value) for key, value in unstamped(found).items()}
     return [_masked(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
-def _steps(scene: Scene, *, is_async: bool) -> Iterator[Any]:
-    """Yields what is seen of a run that is interrupted and started again, and of single inputs."""
-    labeler = scene.start()
+class TestLabelling(NeighbourContract):
+    """A run that labels public inputs, with an outage, a refusal and a second start from its file."""
 
-    def run() -> LabelledPool:
-        return asyncio.run(labeler.arun(progress=True)) if is_async else labeler.run(progress=True)
+    designs = DESIGNS
+    owned_designs = ("fresh units", "fresh slots, histograms", "one sample")
+    async_designs = ("one sample", "fixed, all pass")
+    planted_design = "fresh slots, histograms"
+    plants: ClassVar[Any] = {
+        **PLANTS,
+        "failed rows are tried again": (pate.redrawn_until_all_voted, "FAILS"),
+        "inputs without votes are free": (pate.free_where_nobody_votes, "FAILS"),
+        "a run stops where nobody votes": (pate.stops_at_disagreement, "FAILS"),
+    }
+    progress = _labelling_run
 
-    for action in (
-        run,
-        lambda: labeler.label(7j),
-        lambda: labeler.label(OUTAGE),
-        lambda: labeler.label("who?"),
-        lambda: labeler.label("why?"),
-        lambda: labeler.label("one too many"),
-        run,
-    ):
-        try:
-            found = action()
-            yield _masked(json.loads(found.to_json()) if isinstance(found, LabelledPool) else found.to_dict())
-        except Exception as error:
-            yield _fault(error)
-        yield [labeler.queries_left, repr(labeler), _masked(json.loads(scene.path.read_text()))]
-    again = scene.start()
-    yield _masked(json.loads(again.pool.to_json()))
-    yield [again.queries_left, repr(again), repr(again.rows), again.plan.to_dict(), repr(again.cost())]
-    yield [repr(scene.private), repr(scene.budget), scene.private.declaration]
+    @classmethod
+    def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:
+        return Scene(texts, design=design, path=path / "labels.json", users=users)
 
+    @classmethod
+    def steps(cls, scene: Scene, *, is_async: bool) -> Iterator[Any]:
+        """Yields what is seen of a run that is interrupted and started again, and of single inputs."""
+        labeler = scene.start()
 
-def observe(
-    texts: tuple[str, ...], *, design: str, users: str | None = None, with_calls: bool = True, is_async: bool = False
-) -> str:
-    """Everything that anybody but the engine sees of it, as one text without random ids."""
-    events, log, bar = Events(), Log(), type("OneBar", (Bar,), {"shown": []})
-    logging.getLogger().addHandler(log)
-    real, _labelling_run.tqdm = _labelling_run.tqdm, bar
-    try:
-        with (
-            TemporaryDirectory() as folder,
-            warnings.catch_warnings(record=True) as warned,
-            redirect_stdout(StringIO()) as printed,
-            redirect_stderr(printed),
+        def run() -> LabelledPool:
+            return asyncio.run(labeler.arun(progress=True)) if is_async else labeler.run(progress=True)
+
+        for action in (
+            run,
+            lambda: labeler.label(7j),
+            lambda: labeler.label(OUTAGE),
+            lambda: labeler.label("who?"),
+            lambda: labeler.label("why?"),
+            lambda: labeler.label("one too many"),
+            run,
         ):
-            warnings.simplefilter("always")
-            warnings.simplefilter("ignore", ResourceWarning)  # sockets of other tests, collected meanwhile
-            scene = Scene(texts, design=design, path=Path(folder) / "labels.json", users=users)
-            steps = RunnableLambda(lambda _: list(_steps(scene, is_async=is_async)))
-            seen = steps.invoke(None, {"callbacks": [events]})
-            seen.append(sorted(path.name for path in Path(folder).iterdir()))
-    finally:
-        _labelling_run.tqdm = real
-        logging.getLogger().removeHandler(log)
-    lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
-    seen += [events.told, lines, log.lines, bar.shown, [str(one.message) for one in warned], printed.getvalue()]
-    seen.append(scene.asked() if with_calls else "")
-    return json.dumps(seen, default=repr).replace(scene.budget.ledger_id, "<ledger>").replace(folder, "<folder>")
+            try:
+                found = action()
+                yield _masked(json.loads(found.to_json()) if isinstance(found, LabelledPool) else found.to_dict())
+            except Exception as error:
+                yield fault(error)
+            yield [labeler.queries_left, repr(labeler), _masked(json.loads(scene.path.read_text()))]
+        again = scene.start()
+        yield _masked(json.loads(again.pool.to_json()))
+        yield [again.queries_left, repr(again), repr(again.rows), again.plan.to_dict(), repr(again.cost())]
+        yield [repr(scene.private), repr(scene.budget), scene.private.declaration]
 
+    @classmethod
+    def calls(cls, scene: Scene) -> Any:
+        return scene.asked()
 
-@cache
-def usual(design: str, with_calls: bool = True, users: str | None = None, is_async: bool = False) -> str:
-    """What is seen of plain records."""
-    return observe((*PLAIN, "one more"), design=design, with_calls=with_calls, users=users, is_async=is_async)
+    def is_compared(self, design: str, record: str) -> bool:
+        return record in BREAKS_THE_CALL or " pass" not in design
 
+    def is_seen(self, error: Exception, record: str) -> bool:
+        """Labels that no ticket paid for are refused at the restart."""
+        return isinstance(error, ConfigurationError) and "paid for on this ledger" in str(error)
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_what_is_compared_holds_labels_files_and_every_kind_of_fault(design: str) -> None:
-    seen = json.loads(usual(design))
-    steps, files = seen[:14:2], [shown[2] for shown in seen[1:14:2]]
-    paid = DESIGNS[design].get("max_answers", 3) if "all pass" in design else 3
-    assert [one[0] if isinstance(one, list) else one.get("status", "pool") for one in steps] == [
-        "LabellingInterruptedError",
-        "ConfigurationError",
-        "ModelCallError",
-        "released",
-        "released" if paid == 3 else "PrivacyBudgetExceededError",
-        "PrivacyBudgetExceededError",
-        "pool",
-    ]
-    assert "1 of 3 inputs are done" in steps[0][1]
-    done = [[entry["status"] for entry in file["entries"]].count("released") for file in files]
-    assert done == [1, 1, 1, 2, paid, paid, paid]
-    assert seen[-1][: 3 if "calibrated" in design else 2] == {
-        "fresh units": [[f"text: {query}\nanswer:"] for query in ("how long?", OUTAGE)],
-        "fixed, calibrated": [1, 1, 6],
-    }.get(design, [1, 3]), "a public call, then one for the declared slots"
-
-
-# --- neighbours -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("design", "record"),
-    [(d, record) for d in DESIGNS for record in HOSTILE if record in BREAKS_THE_CALL or " pass" not in d],
-)
-def test_a_replaced_record_is_seen_nowhere_but_under_the_noise(design: str, record: str) -> None:
-    with_calls = record not in BREAKS_THE_CALL  # the engine is then asked row by row: it, and it alone, knows why
-    found = observe((*PLAIN, HOSTILE[record]), design=design, with_calls=with_calls)
-    assert found == usual(design, with_calls)
-
-
-@pytest.mark.parametrize("design", [design for design in DESIGNS if "fixed" not in design])
-@pytest.mark.parametrize(
-    "texts",
-    [(), PLAIN[:1], PLAIN, (*PLAIN, ORDER, ORDER), ("FAILS",) * 6, ("RAISES",) * 6],
-    ids=["none", "one", "five", "seven", "six that fail", "six that raise"],
-)
-def test_added_and_removed_records_are_seen_nowhere_but_under_the_noise(design: str, texts: tuple[str, ...]) -> None:
-    with_calls = "RAISES" not in texts
-    assert observe(texts, design=design, with_calls=with_calls) == usual(design, with_calls)
-
-
-@pytest.mark.parametrize("design", ["fresh units", "fresh slots, histograms", "one sample"])
-@pytest.mark.parametrize("users", ["aaaaaa", "aaaaab", "abcdea"])
-def test_who_owns_the_records_is_seen_nowhere_but_under_the_noise(design: str, users: str) -> None:
-    found = observe((*PLAIN, "one more"), design=design, users=users)
-    assert found == usual(design, users="abcdef")
-
-
-@pytest.mark.parametrize("record", ["fails", "raises", "injection", "empty"])
-@pytest.mark.parametrize("design", ["one sample", "fixed, all pass"])
-def test_a_replaced_record_is_seen_nowhere_in_async_code(design: str, record: str) -> None:
-    with_calls = record not in BREAKS_THE_CALL
-    found = observe((*PLAIN, HOSTILE[record]), design=design, with_calls=with_calls, is_async=True)
-    assert found == usual(design, with_calls, is_async=True)
-
-
-def _loud(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(label_rows, "guarded", lambda action: action())
-
-
-def _counted(patch: pytest.MonkeyPatch) -> None:
-    real = ReleasePlan.bound
-
-    def bound(self: Any, rows: Any, *, width: int) -> Any:
-        logging.getLogger("langchain_dpicl").warning("%d rows voted", rows.any(axis=1).sum())
-        return real(self, rows, width=width)
-
-    patch.setattr(ReleasePlan, "bound", bound)
-
-
-def _only_full_slots(patch: pytest.MonkeyPatch) -> None:
-    real = PoissonSlots.draw
-    patch.setattr(PoissonSlots, "draw", lambda self, n, *, rng: tuple(filter(None, real(self, n, rng=rng))))
-
-
-@pytest.mark.parametrize(
-    ("bug", "record"),
-    [
-        pytest.param(_loud, "RAISES", id="the error of a row goes on"),
-        pytest.param(_counted, "FAILS", id="rows that voted are logged"),
-        pytest.param(pate.redrawn_until_all_voted, "FAILS", id="failed rows are tried again"),
-        pytest.param(pate.free_where_nobody_votes, "FAILS", id="inputs without votes are free"),
-        pytest.param(pate.stops_at_disagreement, "FAILS", id="a run stops where nobody votes"),
-        pytest.param(_only_full_slots, "", id="only slots that hold somebody are asked"),
-    ],
-)
-def test_a_planted_difference_between_neighbours_is_seen(
-    bug: plant.Plant, record: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    design, with_calls = "fresh slots, histograms", record != "RAISES"
-    expected = usual(design, with_calls)
-    bug(monkeypatch)
-    try:
-        seen = observe((record,) * 6 if record else (), design=design, with_calls=with_calls)
-    except ConfigurationError as error:  # labels that no ticket paid for are refused at the restart
-        assert "paid for on this ledger" in str(error)  # noqa: PT017
-        return
-    assert seen != expected
+    @pytest.mark.parametrize("design", DESIGNS)
+    def test_what_is_compared_holds_labels_files_and_every_kind_of_fault(self, design: str) -> None:
+        seen = json.loads(self.usual(design))
+        steps, files = seen[:14:2], [shown[2] for shown in seen[1:14:2]]
+        paid = DESIGNS[design].get("max_answers", 3) if "all pass" in design else 3
+        assert [one[0] if isinstance(one, list) else one.get("status", "pool") for one in steps] == [
+            "LabellingInterruptedError",
+            "ConfigurationError",
+            "ModelCallError",
+            "released",
+            "released" if paid == 3 else "PrivacyBudgetExceededError",
+            "PrivacyBudgetExceededError",
+            "pool",
+        ]
+        assert "1 of 3 inputs are done" in steps[0][1]
+        done = [[entry["status"] for entry in file["entries"]].count("released") for file in files]
+        assert done == [1, 1, 1, 2, paid, paid, paid]
+        assert seen[-1][: 3 if "calibrated" in design else 2] == {
+            "fresh units": [[f"text: {query}\nanswer:"] for query in ("how long?", OUTAGE)],
+            "fixed, calibrated": [1, 1, 6],
+        }.get(design, [1, 3]), "a public call, then one for the declared slots"
 
 
 # --- one record, one row ----------------------------------------------------------------------------------------------
-
-
-def fixed_coins(patch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """Deals units over the rows in turn; returns the list of private matrices that releases will sum."""
-    matrices: list[np.ndarray] = []
-    real = ReleasePlan.bound
-
-    def bound(self: Any, rows: Any, *, width: int) -> Any:
-        matrices.append(np.array(rows))
-        return real(self, rows, width=width)
-
-    def dealt(self: Any, n: int, *, rng: Any) -> Any:
-        return tuple(tuple(range(slot, n, self.num_slots)) for slot in range(self.num_slots))
-
-    patch.setattr(ReleasePlan, "bound", bound)
-    patch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
-    for sampler in (PoissonSlots, PartitionedSlots):
-        patch.setattr(sampler, "draw", dealt)
-    return matrices
 
 
 @pytest.mark.parametrize("record", HOSTILE)

@@ -22,14 +22,11 @@ from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release import sample as samples
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.wording import GenerationWording
-from tests.doubles import WORDS
+from tests.canary import OURS
+from tests.doubles import WORDS, PanicError
 
 CANARY = "zx-frame-canary"
 COMMON = ["my card was declined"] * 150
-
-
-class PanicError(BaseException):
-    """What a tokenizer written in another language raises when it panics."""
 
 
 class Faulty(FakeBackend):
@@ -114,7 +111,7 @@ def locals_of_ours(error: BaseException) -> list[Any]:
         if current is None:
             continue
         for frame, _ in traceback.walk_tb(current.__traceback__):
-            if "langchain_dpicl" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
+            if OURS in frame.f_code.co_filename:
                 found += list(frame.f_locals.values())
         todo += [current.__cause__, current.__context__]
     return found
@@ -194,7 +191,7 @@ class TestAStop:
 
     def test_the_check_sees_what_it_should(self) -> None:
         """The same look finds rows in a frame that holds them (a frame of the package, made for the purpose)."""
-        code = compile("def hold(rows):\n    raise ValueError\n", "<langchain_dpicl, planted>", "exec")
+        code = compile("def hold(rows):\n    raise ValueError\n", f"{OURS}planted.py", "exec")
         names: dict[str, Any] = {}
         exec(code, names)  # noqa: S102
         with pytest.raises(ValueError) as caught:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
@@ -38,19 +37,12 @@ from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests import tiny_hf
 from tests.canary import RECORD, Recorder, leaks, observe
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LABELS = ("card", "transfer")
 RECORDS = [{"text": f"{RECORD} my {label} {number}", "topic": label} for label in LABELS for number in range(60)]
 EXAMPLE = PromptTemplate.from_template("{topic}: {text}")
 ASKED = "my card was charged"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny models take longer on several threads, and much longer where other workers have them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pipeline(*, context: int = 96, **options: Any) -> Any:

@@ -35,7 +35,7 @@ from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.release.filtered_sample import Participants, Payer, open_participants
 from langchain_dpicl.stores.balances import SQLiteBalances
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import (
     CANARY,
     LABELS,
@@ -51,12 +51,7 @@ from tests.retrieval_doubles import (
     votes,
 )
 
-pytestmark = pytest.mark.traced
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 
 
 # -- who takes part --------------------------------------------------------------------------------------------------

@@ -19,15 +19,12 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger import budget as ledger
-from tests.contracts.front_room import remember_prices, shown_by
+from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import CANARY, TopicEmbeddings, documents, examples, house, records
 
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
 WORDS = ("syrup", "tablets", "rest")
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def answers_as_it_reads(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:

@@ -35,17 +35,11 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.release.filtered_sample import Question
 from langchain_dpicl.stores.balances import SQLiteBalances
-from tests.contracts.front_room import remember_prices
 from tests.retrieval_doubles import CANARY, TopicEmbeddings, examples, house, record, records, voter, votes
 
-pytestmark = pytest.mark.traced
+pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 
 COUGHS = records("cough", "yes", 3)
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def durable(folder: Path, *, private: PrivateExamples | None = None, **options: Any) -> DPRetrievalVotingRunnable:

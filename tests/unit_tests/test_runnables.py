@@ -34,19 +34,15 @@ from tests.contracts.front_room import (
     Observer,
     Plain,
     Room,
-    remember_prices,
     wrappings,
 )
 from tests.tiny_vote import LABELS, TinyVote, tiny_engine
 
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
 
 def exceeded() -> PrivacyBudgetExceededError:
     return PrivacyBudgetExceededError("tickets: requested 2, remaining 1.", requested=2.0, remaining=1.0)
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 class TestTinyVote(ChargingRunnableContract):

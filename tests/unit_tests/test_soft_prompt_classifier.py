@@ -30,7 +30,7 @@ from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
 from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
 from tests import tiny_tuning
 
-pytestmark = pytest.mark.usefixtures("own_hooks")
+pytestmark = pytest.mark.usefixtures("own_hooks", "one_thread")
 
 REPORT = {"epsilon": 1.0}
 TEXTS = ["the film was good", "a bad play, a terrible meal, it is what it was", "my card"]
@@ -38,14 +38,6 @@ CAUSAL = PromptTask("causal_lm", "Text: {text}\nIt was", ("bad", "good"), (" blu
 MASKED = PromptTask("masked_lm", "{text} it was {mask}", ("bad", "good"), (" bad", " good"), max_input_tokens=64)
 PAIRS = PromptTask("masked_lm", "{text} {mask} {pair}", ("same", "other"), (" the", " a"), max_input_tokens=64)
 HEAD = PromptTask("sequence_classification", "", ("bad", "good", "neither"), max_input_tokens=64)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 MADE: dict[str, tuple[Any, Any]] = {

@@ -33,7 +33,7 @@ from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
 from tests import tiny_tuning
 from tests.unit_tests.backends.hf_doubles import Narrow
 
-pytestmark = pytest.mark.usefixtures("own_hooks")
+pytestmark = pytest.mark.usefixtures("own_hooks", "one_thread")
 
 TEXT = "why was my card charged twice?"
 LENGTH = 9
@@ -41,14 +41,6 @@ REPORT = {"epsilon": 1.0, "made": "up"}
 WRITES = PromptTask("causal_lm", "Question: {text}\nAnswer:", max_input_tokens=40, max_target_tokens=8)
 LABELS = PromptTask("causal_lm", "{text}\nIt was", ("bad", "good"), (" blue", " red"), max_input_tokens=40)
 MODELS = {"gpt2": tiny_tuning.gpt2, "llama": tiny_tuning.llama}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,16 +36,12 @@ from tests.contracts.front_room import (
     FrontRoomContract,
     Observer,
     Room,
-    remember_prices,
 )
 from tests.gradient_doubles import LABELS, PUBLIC, RUN, TASK, LogisticEngine, examples, prepared, short_of_steps
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.unit_tests.test_labelling_doors import inside
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 
 # -- the contract of everything that charges ---------------------------------------------------------------------------
@@ -474,17 +470,6 @@ SAID = [{"text": f"{THINGS[i % 4]} {i}", "label": ("warm", "cold")[i % 2]} for i
 
 def coloured(count: int = 16) -> PrivateExamples:
     return PrivateExamples(SAID[:count], label_key="label", labels=tuple(COLOURS), public_size=16)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """The model is so small that threads only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def local(method: str, **options: Any) -> PromptDPSGD:

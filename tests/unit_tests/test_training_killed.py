@@ -15,14 +15,14 @@ import pytest
 from langchain_dpicl import Budget, SoftPrompt
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl.exceptions import ConfigurationError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.stores import SQLiteStore
 from langchain_dpicl.training_run import TrainingRun
 from tests.faults.children import Child, Teller
 from tests.gradient_doubles import LogisticEngine, examples, prepared, short_of_steps
 from tests.labelling_doubles import counts, house, lines
-from tests.pate_games import free_price
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 STEPS = 7
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
@@ -32,11 +32,6 @@ MOMENTS: dict[str, tuple[Any, str] | None] = {
     "behind the checkpoint": (Checkpoint, "save"),
     "behind the commit": (Reservation, "commit"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 class Place:

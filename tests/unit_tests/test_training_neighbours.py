@@ -1,47 +1,42 @@
-"""Neighbouring data sets and hostile texts: nothing that a record does is seen but in its own row, under the noise.
-
-Of a training run with an outage, a second start from its file and public validation. Coins stay random, so what is
-compared is everything beside the released weights: errors, files, reports, events, logs, progress, reprs, ledger lines.
-"""
+"""Training steps over neighbouring data sets and hostile texts: nothing is seen but under the noise, and one clip."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
-from io import StringIO
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, PrivateExamples, training_run
 from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends import gradients
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.release.token_block import NOT_COMPUTED
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
+from tests.contracts.neighbours import (
+    HOSTILE,
+    OTHER_SIZES,
+    PLAIN,
+    NeighbourContract,
+    fault,
+    owned,
+    unguarded,
+    unstamped,
+)
 from tests.gradient_doubles import LABELS, PUBLIC, LogisticEngine, features
-from tests.pate_games import free_price
-from tests.unit_tests.test_pate_neighbours import Events, Log, _fault
-from tests.unit_tests.test_training_run import Bar
-from tests.unit_tests.test_voting_neighbours import HOSTILE as TEXTS
-from tests.unit_tests.test_voting_neighbours import ORDER, PLAIN
 
-HOSTILE = {**TEXTS, "bytes that are no text": b"\xff\xfe\x00 good".decode(errors="surrogateescape")}
+pytestmark = pytest.mark.usefixtures("free_prices")
+
 DESIGNS: dict[str, dict[str, Any]] = {
     "adam": {},
     "sgd, few": {"optimizer": "sgd", "schedule": "linear", "expected_batch_size": 1},
@@ -54,30 +49,21 @@ STOPPED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def free_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
+def private_of(texts: tuple[str, ...], users: str | None, *, records_per_unit: int) -> PrivateExamples:
+    records = owned([{"text": text, "label": "good"} for text in texts], users)
+    unit = {} if users is None else {"unit_key": "user", "records_per_unit": records_per_unit}
+    return PrivateExamples(records, label_key="label", labels=LABELS, public_size=6, **unit)
 
 
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to.
-
-    Args:
-      texts: the records.
-      users: who owns each; None: everybody has one record.
-    """
+    """One data set, its ledger and its file; starts as often as it is told to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.options = {"expected_batch_size": 3, **DESIGNS[design]}
         adjacency = self.options.pop("adjacency", "add_remove")
         self.store, self.path = InMemoryStore(), path
         self.budget = Budget(epsilon=50, delta=1e-4, adjacency=adjacency, store=self.store)
-        records = [{"text": text, "label": "good"} for text in texts]
-        owned: dict[str, Any] = {}
-        if users is not None:
-            records = [{**record, "user": user} for record, user in zip(records, users, strict=True)]
-            owned = {"unit_key": "user", "records_per_unit": 2}
-        self.private = PrivateExamples(records, label_key="label", labels=LABELS, public_size=6, **owned)
+        self.private = private_of(texts, users, records_per_unit=2)
         self.engine = LogisticEngine()
         self.engine.losses = lambda weights, examples: np.arange(len(examples))  # type: ignore[method-assign]
 
@@ -110,113 +96,8 @@ def _masked(found: Any) -> Any:
     if isinstance(found, dict):
         if "weights" in found and "moments" in found:
             found = {**found, "weights": len(found["weights"]), "moments": [len(one) for one in found["moments"]]}
-        return {
-            key: _masked(value) for key, value in found.items() if key not in {"sealed_at", "digest", "content_digest"}
-        }
+        return {key: _masked(value) for key, value in unstamped(found).items()}
     return [_masked(value) for value in found] if isinstance(found, (list, tuple)) else found
-
-
-def _steps(scene: Scene, *, is_async: bool) -> Iterator[Any]:
-    """Yields what is seen of a run that an outage interrupts, and that is started again from its file."""
-    made = scene.start()
-    for again in (False, False, True):
-        made = scene.start() if again else made
-        try:
-            prompt = asyncio.run(made.arun(progress=True)) if is_async else made.run(progress=True)
-            yield [repr(prompt), _masked(prompt.report), {name: a.shape for name, a in prompt.arrays.items()}]
-        except Exception as error:
-            yield _fault(error)
-        yield [made.step, made.steps_left, repr(made), _masked(json.loads(scene.path.read_text()))]
-        told: list[Any] = []
-        try:
-            for step in made.stream():
-                told.append(repr(step))  # noqa: PERF401  kept where the stream raises
-        except Exception as error:
-            told += _fault(error)
-        yield [told, repr(made.plan.cost()), made.plan.to_dict()]
-    yield [repr(scene.private), repr(scene.budget), scene.private.declaration]
-
-
-def observe(texts: tuple[str, ...], *, design: str, users: str | None = None, is_async: bool = False) -> str:
-    """Everything that anybody but the engine sees of it, as one text without random ids."""
-    events, log, bar = Events(), Log(), type("OneBar", (Bar,), {"shown": []})
-    logging.getLogger().addHandler(log)
-    real, training_run.tqdm = training_run.tqdm, bar
-    try:
-        with (
-            TemporaryDirectory() as folder,
-            warnings.catch_warnings(record=True) as warned,
-            redirect_stdout(StringIO()) as printed,
-            redirect_stderr(printed),
-        ):
-            warnings.simplefilter("always")
-            warnings.simplefilter("ignore", ResourceWarning)  # sockets of other tests, collected meanwhile
-            scene = Scene(texts, design=design, path=Path(folder) / "state.json", users=users)
-            steps = RunnableLambda(lambda _: list(_steps(scene, is_async=is_async)))
-            seen = steps.invoke(None, {"callbacks": [events]})
-            seen.append(sorted(path.name for path in Path(folder).iterdir()))
-    finally:
-        training_run.tqdm = real
-        logging.getLogger().removeHandler(log)
-    lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
-    seen += [events.told, lines, log.lines, bar.shown, [str(one.message) for one in warned], printed.getvalue()]
-    return json.dumps(seen, default=repr).replace(scene.budget.ledger_id, "<ledger>").replace(folder, "<folder>")
-
-
-@cache
-def usual(design: str, users: str | None = None, is_async: bool = False) -> str:
-    """What is seen of plain records."""
-    return observe((*PLAIN, "one more"), design=design, users=users, is_async=is_async)
-
-
-def test_what_is_compared_holds_steps_files_bars_and_an_outage() -> None:
-    seen = json.loads(usual("adam"))
-    assert seen[0][:2] == [
-        "TrainingInterruptedError",
-        STOPPED.format("no memory for public texts", 1),
-    ]
-    assert [shown[0] for shown in seen[0:9:3]] == ["TrainingInterruptedError"] * 3
-    assert [shown[:2] for shown in seen[1:9:3]] == [[1, 2], [3, 0], [3, 0]]
-    assert [shown[3]["step"] for shown in seen[1:9:3]] == [1, 3, 3]
-    ended = [told.index("TrainingInterruptedError") for told, *_ in seen[2:9:3]]
-    assert ended == [2, 0, 0]
-    kinds = [kind for kind, _ in seen[12]]
-    assert kinds.count("commit") == 3
-    assert [data["tickets"] for name, data in seen[11] if name == "dpicl.charged"] == [2, 2]
-    assert "public validation loss 0.5" in seen[14]
-
-
-# --- neighbours -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("record", HOSTILE)
-@pytest.mark.parametrize("design", DESIGNS)
-def test_a_replaced_record_is_seen_nowhere_but_under_the_noise(design: str, record: str) -> None:
-    assert observe((*PLAIN, HOSTILE[record]), design=design) == usual(design)
-
-
-@pytest.mark.parametrize("design", ["adam", "sgd, few"])
-@pytest.mark.parametrize(
-    "texts",
-    [(), PLAIN[:1], PLAIN, (*PLAIN, ORDER, ORDER), ("FAILS",) * 6, ("RAISES",) * 6, ("NUMBERS",) * 60],
-    ids=["none", "one", "five", "seven", "six that fail", "six that raise", "sixty without numbers"],
-)
-def test_added_and_removed_records_are_seen_nowhere_but_under_the_noise(design: str, texts: tuple[str, ...]) -> None:
-    assert observe(texts, design=design) == usual(design)
-
-
-@pytest.mark.parametrize("users", ["aaaaaa", "aaaaab", "abcdea"])
-def test_who_owns_the_records_is_seen_nowhere_but_under_the_noise(users: str) -> None:
-    assert observe((*PLAIN, "one more"), design="adam", users=users) == usual("adam", users="abcdef")
-
-
-@pytest.mark.parametrize("record", ["fails", "raises", "raises outside Exception", "exits", "injection", "empty"])
-def test_a_replaced_record_is_seen_nowhere_in_async_code(record: str) -> None:
-    assert observe((*PLAIN, HOSTILE[record]), design="adam", is_async=True) == usual("adam", is_async=True)
-
-
-def _loud(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gradients, "guarded", lambda action: action())
 
 
 def _counted(patch: pytest.MonkeyPatch) -> None:
@@ -260,28 +141,68 @@ def _private_loss_in_the_bar(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainingRun, "_ask", ask)
 
 
-@pytest.mark.parametrize(
-    ("bug", "record"),
-    [
-        pytest.param(_loud, "RAISES", id="the error of a row goes on"),
-        pytest.param(_counted, "", id="rows are logged"),
-        pytest.param(_no_update_without_rows, "", id="an empty batch moves nothing"),
-        pytest.param(_skips_steps_without_rows, "", id="an empty batch is no step"),
-        pytest.param(_private_loss_in_the_bar, "", id="a private loss is shown"),
-    ],
-)
-def test_a_planted_difference_between_neighbours_is_seen(
-    bug: Callable[[pytest.MonkeyPatch], None], record: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of six records are in every sample of "replaced"; none is where there are no records."""
-    expected = usual("replaced")
-    bug(monkeypatch)
-    try:
-        found = observe((record,) * 6 if record else (), design="replaced")
-    except (RuntimeError, TrainingInterruptedError) as error:
-        assert str(error) in {record, STOPPED.format(NOT_COMPUTED.rstrip("."), 0)}  # noqa: PT017  neither is heard of where records are plain
-        return
-    assert found != expected
+class TestTraining(NeighbourContract):
+    """A training run with an outage, a second start from its file and public validation."""
+
+    designs = DESIGNS
+    owned_designs = ("adam",)
+    async_designs = ("adam",)
+    planted_design = "replaced"  # all of six records are in every sample; none is where there are no records
+    plants: ClassVar[Any] = {
+        "the error of a row goes on": (unguarded(gradients), "RAISES"),
+        "rows are logged": (_counted, ""),
+        "an empty batch moves nothing": (_no_update_without_rows, ""),
+        "an empty batch is no step": (_skips_steps_without_rows, ""),
+        "a private loss is shown": (_private_loss_in_the_bar, ""),
+    }
+    sizes: ClassVar[Any] = {**OTHER_SIZES, "sixty without numbers": ("NUMBERS",) * 60}
+    progress = training_run
+
+    @classmethod
+    def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:
+        return Scene(texts, design=design, path=path / "state.json", users=users)
+
+    @classmethod
+    def steps(cls, scene: Scene, *, is_async: bool) -> Iterator[Any]:
+        """Yields what is seen of a run that an outage interrupts, and that is started again from its file."""
+        made = scene.start()
+        for again in (False, False, True):
+            made = scene.start() if again else made
+            try:
+                prompt = asyncio.run(made.arun(progress=True)) if is_async else made.run(progress=True)
+                yield [repr(prompt), _masked(prompt.report), {name: a.shape for name, a in prompt.arrays.items()}]
+            except Exception as error:
+                yield fault(error)
+            yield [made.step, made.steps_left, repr(made), _masked(json.loads(scene.path.read_text()))]
+            told: list[Any] = []
+            try:
+                for step in made.stream():
+                    told.append(repr(step))  # noqa: PERF401  kept where the stream raises
+            except Exception as error:
+                told += fault(error)
+            yield [told, repr(made.plan.cost()), made.plan.to_dict()]
+        yield [repr(scene.private), repr(scene.budget), scene.private.declaration]
+
+    def is_seen(self, error: Exception, record: str) -> bool:
+        """Neither is heard of where records are plain."""
+        texts = {record, STOPPED.format(NOT_COMPUTED.rstrip("."), 0)}
+        return isinstance(error, (RuntimeError, TrainingInterruptedError)) and str(error) in texts
+
+    def test_what_is_compared_holds_steps_files_bars_and_an_outage(self) -> None:
+        seen = json.loads(self.usual("adam"))
+        assert seen[0][:2] == [
+            "TrainingInterruptedError",
+            STOPPED.format("no memory for public texts", 1),
+        ]
+        assert [shown[0] for shown in seen[0:9:3]] == ["TrainingInterruptedError"] * 3
+        assert [shown[:2] for shown in seen[1:9:3]] == [[1, 2], [3, 0], [3, 0]]
+        assert [shown[3]["step"] for shown in seen[1:9:3]] == [1, 3, 3]
+        ended = [told.index("TrainingInterruptedError") for told, *_ in seen[2:9:3]]
+        assert ended == [2, 0, 0]
+        kinds = [kind for kind, _ in seen[12]]
+        assert kinds.count("commit") == 3
+        assert [data["tickets"] for name, data in seen[11] if name == "dpicl.charged"] == [2, 2]
+        assert "public validation loss 0.5" in seen[14]
 
 
 # --- one unit, one clipped row ----------------------------------------------------------------------------------------
@@ -301,7 +222,9 @@ class Wild(LogisticEngine):
         return row
 
 
-def rows_and_sum(texts: tuple[str, ...], patch: pytest.MonkeyPatch, users: str = "") -> tuple[np.ndarray, np.ndarray]:
+def rows_and_sum(
+    texts: tuple[str, ...], patch: pytest.MonkeyPatch, users: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Takes one step with every unit in its sample; returns the rows as they are added, and the bounded sum."""
     rows: list[np.ndarray] = []
     sums: list[np.ndarray] = []
@@ -320,12 +243,7 @@ def rows_and_sum(texts: tuple[str, ...], patch: pytest.MonkeyPatch, users: str =
         inner.setattr(RunningSum, "add", add)
         inner.setattr(RunningSum, "total", total)
         inner.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
-        records = [{"text": text, "label": "good"} for text in texts]
-        owned: dict[str, Any] = {}
-        if users:
-            records = [{**record, "user": user} for record, user in zip(records, users, strict=True)]
-            owned = {"unit_key": "user", "records_per_unit": 4}
-        private = PrivateExamples(records, label_key="label", labels=LABELS, public_size=6, **owned)
+        private = private_of(texts, users, records_per_unit=4)
         budget = Budget(epsilon=50, delta=1e-4)
         options: dict[str, Any] = {"epsilon": 40, "noise_multiplier": 2.0, "steps": 1, "expected_batch_size": 3}
         PromptDPSGD(Wild()).train(private, budget=budget, **options)

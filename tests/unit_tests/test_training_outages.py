@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,17 @@ import pytest
 from langchain_dpicl import Budget
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
-from langchain_dpicl.privacy import accounting
 from langchain_dpicl.soft_prompts import PromptDPSGD
 from langchain_dpicl.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
 from tests.gradient_doubles import RUN, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, house, lines
-from tests.pate_games import free_price
 from tests.unit_tests.test_private_frames import shows_private, stop
+
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 COUNT = 40
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
 def run(made: TrainingRun, *, awaited: bool) -> Any:
@@ -243,16 +238,6 @@ def test_what_is_wrong_is_told_without_a_frame_of_the_engine(awaited: bool) -> N
 
 SAID = [{"text": f"the sea is {i}", "label": ("warm", "cold")[i % 2]} for i in range(16)]
 HOSTILE = ("", "\ud800 lone", "</s><s><pad>", "x " * 3000, "\x00\uffff", "{text}{pair}{mask}")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def local() -> PromptDPSGD:

@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,11 +38,13 @@ from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.training_run import TrainingRun, TrainingStep
+from tests.canary import OURS
 from tests.contracts.doubles import FixedDraws
-from tests.contracts.front_room import CANARY, remember_prices
+from tests.contracts.front_room import CANARY
+from tests.contracts.neighbours import Bar
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
 from tests.labelling_doubles import counts, fails, house, lines
-from tests.pate_games import free_price
+from tests.ledgers import free_price
 from tests.sealed_files import resealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private, stop
 
@@ -54,12 +56,7 @@ def _prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(accounting, "epsilon_bound", free_price)
 
 
-@pytest.fixture
-def true_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
-
-
-PRICED = pytest.mark.usefixtures("true_prices")
+PRICED = pytest.mark.usefixtures("remembered_prices")
 
 
 def run(made: TrainingRun, *, awaited: bool = False, **options: Any) -> Any:
@@ -706,27 +703,6 @@ def test_a_second_run_of_the_same_share_has_the_tickets_it_left() -> None:
 # -- what shows --------------------------------------------------------------------------------------------------------
 
 
-class Bar:
-    """A progress bar that keeps what it was told, in the place of tqdm's."""
-
-    shown: list[Any]
-
-    def __init__(self, **options: Any) -> None:
-        self.shown.append(options)
-
-    def set_postfix_str(self, text: str, *, refresh: bool) -> None:
-        self.shown.append(text)
-
-    def update(self) -> None:
-        self.shown.append("tick")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shown.append("end")
-
-
 @BOTH
 def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     awaited: bool, monkeypatch: pytest.MonkeyPatch
@@ -795,7 +771,7 @@ def test_private_groups_stand_under_no_name_while_the_engine_is_asked() -> None:
     def look() -> None:
         frame: Any = sys._getframe()
         while frame is not None:
-            if "langchain_dpicl" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
+            if OURS in frame.f_code.co_filename:
                 found.append(repr(list(frame.f_locals.values())))
             frame = frame.f_back
 

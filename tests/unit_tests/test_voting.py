@@ -36,18 +36,14 @@ from tests.contracts.front_room import (
     ChargingRunnableContract,
     Observer,
     Room,
-    remember_prices,
     shown_by,
 )
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LABELS = ("card", "transfer")
 # Noise so small that the majority always wins; its cost is of no interest here.
 LOUD: dict[str, Any] = {"noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20, "rows": "units", "calibrate": False}
-
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember_prices(monkeypatch)
 
 
 def copies_its_labels(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:

@@ -15,18 +15,7 @@ state for good, and so need a process of their own."""
 
 @dataclass(frozen=True)
 class Channel:
-    """One way out.
-
-    Attributes:
-      name: its row in the table.
-      watch: the observer.
-      needs: canaries that the naive component must show there ("R" record, "V" vote), or the cell proves nothing.
-      group: see `GROUPS`.
-      unless: why the channel does not exist for an entry point, or "".
-      fails: whether the provider fails on purpose, so that an error of ours is what we want.
-      may_refuse: whether ours may refuse the set-up; elsewhere a refusal would only hide that nothing was tried.
-      may_abstain: whether ours may refuse by making no call and saying nothing: too late for an error.
-    """
+    """One way out."""
 
     name: str
     watch: Callable[[Scene], AbstractContextManager[None]]

@@ -49,11 +49,7 @@ def _decoded(body: bytes) -> bytes:
 
 
 def collector(answer: Mapping[str, Any] | None = None) -> tuple[str, list[str]]:
-    """Returns the address of a new collector and the bodies that arrive there.
-
-    Args:
-      answer: what it says to every request.
-    """
+    """Returns the address of a new collector and the bodies that arrive there."""
     bodies: list[str] = []
     fixed = {"bodies": bodies, "answer": json.dumps(answer or {}).encode()}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Collector", (_Collector,), fixed))

@@ -55,13 +55,7 @@ Models = dict[str, Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Eyes:
-    """A running observer.
-
-    Attributes:
-      lines: everything it kept or sent since it was started, oldest first.
-      flush: has it deliver what it holds back.
-      arrange: hands it the model or the chain, for observers that people switch on for one model or chain.
-    """
+    """A running observer."""
 
     lines: Callable[[], Sequence[str]]
     flush: Callable[[], object] = nothing
@@ -106,16 +100,7 @@ MODES = {"OpenAI fails": "fails", "requests fails": "fails"}
 
 @dataclass(frozen=True)
 class Observer:
-    """One row of the table.
-
-    Attributes:
-      name: how people switch it on.
-      needs: the requirements of its environment, by name, as in the dependency group `observers`.
-      start: switches it on; what it records stays in this process or on this machine.
-      called: what a refusal has to call it, one of these.
-      cases: which of `CASES` it watches.
-      environment: variables that have to be set before anything is imported.
-    """
+    """One row of the table."""
 
     name: str
     needs: tuple[str, ...]

@@ -21,14 +21,7 @@ After every run a public call has to reach the observer: otherwise that run prov
 
 @dataclass(frozen=True)
 class Row:
-    """What an observer's process found.
-
-    Attributes:
-      observer: its name.
-      versions: of the packages that it needs.
-      cells: by model and entry point, in the order of the table.
-      trouble: why it did not run, or "".
-    """
+    """What an observer's process found."""
 
     observer: str
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -34,6 +34,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.benches
 def test_prompts_of_real_records_are_attacked_and_written_down(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_labels_are_called_as_they_read(data: Path) -> None:
     assert task.texts == ((" place",), (" number",))
 
 
+@pytest.mark.benches
 def test_every_component_is_attacked_under_its_claim_and_again_without_its_noise(data: Path) -> None:
     made = systems(data)
     components, controls = list(made.components()), list(made.without_noise())

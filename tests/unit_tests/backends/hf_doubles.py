@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from langchain_dpicl.backends.huggingface import HuggingFaceBackend
@@ -106,3 +107,19 @@ def hasty(model: Any) -> Any:
     model.register_forward_pre_hook(look, with_kwargs=True)
     model.model.norm.register_forward_hook(lambda module, args, output: output * (1 + unpadded[0] * 1e-3))
     return model
+
+
+def walk(session, tokens):
+    """Returns the public row and the private ones before and after every token."""
+    found = []
+    for token in [*tokens, None]:
+        found.append(np.vstack([session.public()[None], session.logits(None)]))
+        if token is not None:
+            session.push(token)
+    session.close()
+    return np.stack(found)
+
+
+def tokens_of(backend, count, *, without=None):
+    keys = [key for key in backend.vocabulary() if key != without]
+    return [keys[(place * 31 + 7) % len(keys)] for place in range(count)]

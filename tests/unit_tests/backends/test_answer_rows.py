@@ -25,6 +25,7 @@ from langchain_dpicl.backends.rows import Boxed
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, PrivateAccessError
 from tests.canary import RECORD, VOTE, canaries_in, describe
+from tests.doubles import PanicError
 from tests.scripted_models import ScriptedChat, by_word
 from tests.unit_tests.test_private_frames import locals_of_ours
 
@@ -176,10 +177,6 @@ class TestEngines:
 
 def _model() -> ScriptedChat:
     return ScriptedChat(answer=by_word({"Snow": {"red car": 0.6}}, {"boat sea": 1.0}))
-
-
-class PanicError(BaseException):
-    """What a tokenizer written in another language raises when it panics."""
 
 
 FAULTS = [PanicError(), SystemExit(3), GeneratorExit(), asyncio.CancelledError(), ValueError(RECORD), MemoryError()]

@@ -16,7 +16,6 @@ import httpx2
 import pytest
 import urllib3
 from langchain_core.embeddings import Embeddings
-from langchain_core.language_models import LLM
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
@@ -35,7 +34,7 @@ from langchain_dpicl.privacy.report_text import text_of
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.hostile_provider import TARGET, Served, hostile_provider, redirect
 from tests.live import anthropic_model, labelled, openai_model
-from tests.scripted_models import ScriptedChat, fixed
+from tests.scripted_models import ScriptedChat, Written, fixed
 
 pytestmark = [
     pytest.mark.enable_socket,
@@ -66,19 +65,6 @@ def served_as_usual() -> Any:
 
 def chat(served: Served, **options: Any) -> Any:
     return openai_model("ChatOpenAI", f"{served.root}/v1", **options)
-
-
-class Written(LLM):
-    """A completion model of a user's own; what it does is a function of the prompt."""
-
-    act: Callable[[str], str]
-
-    @property
-    def _llm_type(self) -> str:
-        return "written"
-
-    def _call(self, prompt: str, *_: Any, **__: Any) -> str:
-        return self.act(str(prompt))
 
 
 def by_httpx(root: str, package: Any) -> Callable[[str], str]:

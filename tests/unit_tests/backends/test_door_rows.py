@@ -23,11 +23,11 @@ import httpx
 import httpx2
 import pytest
 import requests
-from langchain_core.language_models import LLM
 
 from langchain_dpicl.backends import _door
 from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy, SilentModel, silence
 from tests.hostile_provider import TARGET
+from tests.scripted_models import Written
 from tests.unit_tests.backends.test_door import certificates
 
 pytestmark = pytest.mark.enable_socket
@@ -35,19 +35,6 @@ pytestmark = pytest.mark.enable_socket
 RETRY = RetryPolicy(max_attempts=1, deadline=0.5)
 Answering = Callable[[Any, bytes], None]
 """What a server does with a socket and the body of one request."""
-
-
-class Written(LLM):
-    """A completion model of a user's own; what it does is a function of the prompt."""
-
-    act: Callable[[str], str]
-
-    @property
-    def _llm_type(self) -> str:
-        return "written"
-
-    def _call(self, prompt: str, *_: Any, **__: Any) -> str:
-        return self.act(str(prompt))
 
 
 def ask(model: SilentModel, text: str, explain: Any = "") -> Reply:

@@ -18,13 +18,10 @@ from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.gradients import AskGradients, StartAgainError
 from langchain_dpicl.backends.rows import Boxed
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, PrivateAccessError
+from tests.doubles import PanicError
 
 CANARY = "zxcanaryzx"
 WIDTH = 3
-
-
-class Panic(BaseException):
-    """As extensions in other languages raise it."""
 
 
 class Engine:
@@ -113,7 +110,9 @@ def test_the_box_holds_the_total_of_all_rows(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError(CANARY), Panic(CANARY), SystemExit(CANARY), MemoryError()], ids=lambda e: type(e).__name__
+    "error",
+    [RuntimeError(CANARY), PanicError(CANARY), SystemExit(CANARY), MemoryError()],
+    ids=lambda e: type(e).__name__,
 )
 def test_what_an_engine_raises_for_a_text_costs_that_unit_alone(way: str, error: BaseException) -> None:
     """Rows that were handed over before it raised are not added twice."""

@@ -8,16 +8,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from langchain_dpicl.backends.base import FullBackend  # noqa: E402
-from langchain_dpicl.backends.huggingface import HuggingFaceBackend  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract  # noqa: E402
+from tests.unit_tests.backends.hf_doubles import engine  # noqa: E402
 
 torch.set_num_threads(1)
-
-
-def engine(model=None, tokenizer=None, **options) -> HuggingFaceBackend:
-    given = {"max_prompt_tokens": 40, "max_new_tokens": 24, "row_batch": 4} | options
-    return HuggingFaceBackend(model or tiny_hf.llama(), tokenizer or tiny_hf.byte_tokenizer(), **given)
 
 
 LLAMA = engine()

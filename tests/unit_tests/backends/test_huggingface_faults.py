@@ -20,7 +20,7 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, Mode
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
-from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, PROMPTS, engine  # noqa: E402
+from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, PROMPTS, engine, tokens_of, walk  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_hooks")
 
@@ -70,22 +70,6 @@ class Budget:
 
 def opened(backend, prompts, *, units, public=PUBLIC):
     return backend.open_full(prompts, (), public=public, num_rows=None if units else len(prompts))
-
-
-def tokens_of(backend, count, *, without=None):
-    keys = [key for key in backend.vocabulary() if key != without]
-    return [keys[(place * 31 + 7) % len(keys)] for place in range(count)]
-
-
-def walk(session, tokens):
-    """Returns the public row and the private ones before and after every token."""
-    found = []
-    for token in [*tokens, None]:
-        found.append(np.vstack([session.public()[None], session.logits(None)]))
-        if token is not None:
-            session.push(token)
-    session.close()
-    return np.stack(found)
 
 
 def first_tokens(backend, count):

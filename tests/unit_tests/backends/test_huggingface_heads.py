@@ -14,7 +14,7 @@ from langchain_dpicl.backends.hf import batches, heads, sessions  # noqa: E402
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
-from tests.unit_tests.backends.hf_doubles import LONG, OTHER, PROMPTS, engine  # noqa: E402
+from tests.unit_tests.backends.hf_doubles import LONG, OTHER, PROMPTS, engine, tokens_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_hooks")
 
@@ -73,11 +73,6 @@ def walk(session, tokens, columns=COLUMNS):
         found.append(session.logits(columns))
     session.close()
     return np.stack(found)
-
-
-def tokens_of(backend, count):
-    keys = backend.vocabulary()
-    return [keys[(place * 31 + 7) % len(keys)] for place in range(count)]
 
 
 class Products:

@@ -15,7 +15,7 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError  # noq
 from tests import tiny_hf  # noqa: E402
 from tests.contracts.backend import same_bits  # noqa: E402
 from tests.unit_tests.backends import hf_doubles as doubles  # noqa: E402
-from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, PROMPTS, engine  # noqa: E402
+from tests.unit_tests.backends.hf_doubles import CANARY, LONG, OTHER, PROMPTS, engine, tokens_of, walk  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_hooks")
 
@@ -43,22 +43,6 @@ def assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-4, equal_nan=False)
 
 
-def walk(session, tokens):
-    """Returns the public row and the private ones before and after every token."""
-    found = []
-    for token in [*tokens, None]:
-        found.append(np.vstack([session.public()[None], session.logits(None)]))
-        if token is not None:
-            session.push(token)
-    session.close()
-    return np.stack(found)
-
-
-def some_tokens(backend, count):
-    keys = backend.vocabulary()
-    return [keys[(place * 31 + 7) % len(keys)] for place in range(count)]
-
-
 def unpadded(backend, ids):
     """The model's own logits of the candidates after ids, without padding or cache."""
     with torch.inference_mode():
@@ -71,7 +55,7 @@ class TestEveryKindOfModel:
     @pytest.mark.parametrize("units", [False, True], ids=["slots", "units"])
     def test_replacing_one_prompt_leaves_all_other_rows_bit_identical(self, name, units):
         backend = ENGINES[name]
-        tokens = some_tokens(backend, 3 if name == "experts" else 10)
+        tokens = tokens_of(backend, 3 if name == "experts" else 10)
         rows = walk(full(backend, units=units), tokens)
         for place, replacement in enumerate((None, "", LONG, OTHER, PROMPTS[0])):
             changed = [*PROMPTS[:place], replacement, *PROMPTS[place + 1 :]]
@@ -83,13 +67,13 @@ class TestEveryKindOfModel:
     def test_a_short_prompt_among_long_ones_leaves_all_other_rows_bit_identical(self, name):
         backend = ENGINES[name]
         prompts = [LONG + word for word in ("red", "blue", "wide")]
-        rows = walk(full(backend, prompts, public=LONG), some_tokens(backend, 2))
-        moved = walk(full(backend, [prompts[0], "a", prompts[2]], public=LONG), some_tokens(backend, 2))
+        rows = walk(full(backend, prompts, public=LONG), tokens_of(backend, 2))
+        moved = walk(full(backend, [prompts[0], "a", prompts[2]], public=LONG), tokens_of(backend, 2))
         assert same_bits(moved[:, [0, 1, 3]], rows[:, [0, 1, 3]])
 
     def test_one_more_unit_leaves_all_other_rows_bit_identical(self, name):
         backend = ENGINES[name]
-        tokens = some_tokens(backend, 3)
+        tokens = tokens_of(backend, 3)
         rows = walk(full(backend, units=True), tokens)
         for place in (0, 3):
             more = [*PROMPTS[:place], OTHER, *PROMPTS[place:]]
@@ -99,7 +83,7 @@ class TestEveryKindOfModel:
     def test_the_cache_says_what_reading_everything_anew_says(self, name):
         backend = ENGINES[name]
         is_low = backend._engine.body.model.dtype != torch.float32
-        tokens = some_tokens(backend, 10)
+        tokens = tokens_of(backend, 10)
         rows = walk(full(backend, PROMPTS[:4]), tokens)
         ids = backend._prompts.rows([PUBLIC, *PROMPTS[:4]], shared="", begun=(), cap=40)
         for row, prompt in enumerate(ids):
@@ -157,7 +141,7 @@ class TestShared:
         prompts = [self.shared + text for text in ("\n\nTopic: red\nText:", "", LONG, " naïve \U0001f600")]
         options = {"public": self.shared + "\n\nText:"}
         backend = engine(max_prompt_tokens=64)
-        tokens = some_tokens(backend, 4)
+        tokens = tokens_of(backend, 4)
         together = walk(full(backend, prompts, shared=self.shared, **options), tokens)
         apart = walk(full(engine(max_prompt_tokens=64), prompts, **options), tokens)
         short = [0, 1, 2, 4]  # the long one is cut elsewhere
@@ -168,10 +152,10 @@ class TestShared:
         prompts = [self.shared + (prompt or "") for prompt in PROMPTS]
         backend = engine(max_prompt_tokens=64)
         options = {"public": self.shared + "Text:", "shared": self.shared, "units": units}
-        rows = walk(full(backend, prompts, **options), some_tokens(backend, 3))
+        rows = walk(full(backend, prompts, **options), tokens_of(backend, 3))
         for place, replacement in ((0, None), (1, OTHER), (4, self.shared + LONG)):
             changed = [*prompts[:place], replacement, *prompts[place + 1 :]]
-            moved = walk(full(backend, changed, **options), some_tokens(backend, 3))
+            moved = walk(full(backend, changed, **options), tokens_of(backend, 3))
             others = np.arange(len(prompts) + 1) != place + 1
             assert same_bits(moved[:, others], rows[:, others])
 
@@ -203,7 +187,7 @@ class TestShared:
 
 class TestLengths:
     def test_a_session_grows_beyond_the_room_it_made(self):
-        tokens = some_tokens(LLAMA, 30)
+        tokens = tokens_of(LLAMA, 30)
         session = full(LLAMA, PROMPTS[:2], max_new_tokens=4)
         for token in tokens:
             session.push(token)
@@ -213,7 +197,7 @@ class TestLengths:
             assert_near(rows[row], unpadded(LLAMA, [*prompt, *tokens]))
 
     def test_a_long_prefix_is_read_in_blocks_and_says_what_steps_say(self):
-        tokens = some_tokens(LLAMA, 37)
+        tokens = tokens_of(LLAMA, 37)
         opened = full(LLAMA, prefix=tokens)
         pushed = full(LLAMA)
         for token in tokens:
@@ -226,7 +210,7 @@ class TestLengths:
     def test_a_full_context_is_refused_and_the_session_goes_on(self, name):
         backend = engine(tiny_hf.llama(context=48), max_prompt_tokens=40, max_new_tokens=8)
         session = full(backend)
-        for token in some_tokens(backend, 8):
+        for token in tokens_of(backend, 8):
             session.push(token)
         rows = session.logits(None)
         with pytest.raises(ConfigurationError, match="at most 48 tokens"):
@@ -236,7 +220,7 @@ class TestLengths:
     def test_a_window_that_sees_the_whole_session_bounds_it_and_one_that_does_not_is_padded_before(self):
         backend = engine(tiny_hf.sliding(window=50))
         ids = backend._prompts.rows([OTHER], shared="", begun=(), cap=40)[0]
-        tokens = some_tokens(backend, 14)
+        tokens = tokens_of(backend, 14)
         told = {}
         for room in (10, 14):
             session = full(backend, [OTHER], max_new_tokens=room)
@@ -258,7 +242,7 @@ class TestLengths:
         with pytest.raises(ConfigurationError, match="at most 64 tokens"):
             full(backend, max_new_tokens=25)
         with pytest.raises(ConfigurationError, match="at most 64 tokens"):
-            backend.open(["a"], some_tokens(backend, 25))
+            backend.open(["a"], tokens_of(backend, 25))
 
 
 class TestMemory:
@@ -267,10 +251,10 @@ class TestMemory:
         model = tiny_hf.llama()
         narrow = doubles.Narrow(model, most=3, kind=kind)
         backend = engine(model)
-        rows = walk(full(backend), some_tokens(backend, 2))
-        assert_near(rows[:, :5], walk(full(LLAMA), some_tokens(backend, 2))[:, :5])
+        rows = walk(full(backend), tokens_of(backend, 2))
+        assert_near(rows[:, :5], walk(full(LLAMA), tokens_of(backend, 2))[:, :5])
         failures, narrow.shapes[:] = narrow.failures, []
-        changed = walk(full(backend, [*PROMPTS[:1], OTHER, *PROMPTS[2:]]), some_tokens(backend, 2))
+        changed = walk(full(backend, [*PROMPTS[:1], OTHER, *PROMPTS[2:]]), tokens_of(backend, 2))
         assert narrow.failures == failures > 0
         assert narrow.most_rows == 3
         others = np.arange(6) != 2
@@ -280,7 +264,7 @@ class TestMemory:
         model = tiny_hf.llama()
         backend = engine(model)
         narrow = doubles.Narrow(model)
-        tokens = some_tokens(backend, 6)
+        tokens = tokens_of(backend, 6)
         whole = walk(full(backend), tokens)
         session = full(backend)
         first = session.logits(None)
@@ -300,7 +284,7 @@ class TestMemory:
         model = tiny_hf.llama()
         backend = engine(model)
         prompts = [PROMPTS[0], OTHER, LONG, "", *PROMPTS[:4], OTHER]
-        tokens = some_tokens(backend, 5)
+        tokens = tokens_of(backend, 5)
         rows = walk(full(backend, prompts, units=True), tokens)
         narrow = doubles.Narrow(model)
         narrow.fail_in(13)
@@ -342,7 +326,7 @@ class TestFaults:
     def test_a_row_without_numbers_fails_alone(self, value):
         model = tiny_hf.llama()
         backend = engine(model)
-        tokens = [token for token in some_tokens(backend, 4) if token != self.id_]
+        tokens = [token for token in tokens_of(backend, 4) if token != self.id_]
         expected, text = walk(full(backend, self.prompts), tokens), backend.complete([PUBLIC], max_tokens=2)
         doubles.poisoned(model, self.id_, value)
         found = walk(full(backend, self.prompts), tokens)
@@ -404,7 +388,7 @@ class TestFaults:
     def test_a_row_that_makes_the_model_raise_fails_alone(self, units):
         model = tiny_hf.llama()
         backend = engine(model)
-        tokens = [token for token in some_tokens(backend, 4) if token != self.id_]
+        tokens = [token for token in tokens_of(backend, 4) if token != self.id_]
         expected = walk(full(backend, self.prompts, units=units), tokens)
         texts = backend.complete([PUBLIC, OTHER], max_tokens=3)
         doubles.raising(model, self.id_, ValueError(CANARY))
@@ -416,7 +400,7 @@ class TestFaults:
     def test_a_row_that_fails_late_fails_alone(self):
         model = tiny_hf.llama()
         backend = engine(model)
-        tokens = some_tokens(backend, 5)
+        tokens = tokens_of(backend, 5)
         expected = walk(full(backend), tokens)
 
         def spoil(module, args, output):
@@ -435,7 +419,7 @@ class TestFaults:
         model = tiny_hf.llama()
         backend = engine(model)
         prompts = [f"my name is {CANARY}", *PROMPTS[:3]]
-        tokens = some_tokens(backend, 4)
+        tokens = tokens_of(backend, 4)
         whole = walk(full(backend, prompts), tokens)
         session = full(backend, prompts)
         for token in tokens[:2]:
@@ -462,8 +446,8 @@ class TestRowsThatMoveEachOther:
         backend = engine(model)
         full(backend).public()
         watched = doubles.Watched(model)
-        rows = walk(full(backend), some_tokens(backend, 2))
-        changed = walk(full(backend, [LONG, *PROMPTS[1:]]), some_tokens(backend, 2))
+        rows = walk(full(backend), tokens_of(backend, 2))
+        changed = walk(full(backend, [LONG, *PROMPTS[1:]]), tokens_of(backend, 2))
         others = np.arange(6) != 1
         assert same_bits(changed[:, others], rows[:, others])
         assert watched.most_rows == 1
@@ -482,8 +466,8 @@ class TestRowsThatMoveEachOther:
     def test_a_short_cut_for_rows_without_padding_is_never_taken(self):
         backend = engine(doubles.hasty(tiny_hf.sliding()))
         prompts = [LONG + word for word in ("red", "blue", "wide")]
-        rows = walk(full(backend, prompts, public=LONG), some_tokens(backend, 2))
-        moved = walk(full(backend, [prompts[0], "a", prompts[2]], public=LONG), some_tokens(backend, 2))
+        rows = walk(full(backend, prompts, public=LONG), tokens_of(backend, 2))
+        moved = walk(full(backend, [prompts[0], "a", prompts[2]], public=LONG), tokens_of(backend, 2))
         assert same_bits(moved[:, [0, 1, 3]], rows[:, [0, 1, 3]])
 
     def test_experts_run_one_by_one_without_being_tried_out(self):
@@ -545,7 +529,7 @@ class TestSessions:
         assert same_bits(await session.alogits(), session.logits())
 
     def test_threads_get_the_bits_they_would_get_alone(self):
-        tokens = some_tokens(LLAMA, 4)
+        tokens = tokens_of(LLAMA, 4)
         prompts = [[PROMPTS[0], OTHER], [LONG, ""], [OTHER, PROMPTS[3]]]
         alone = [walk(full(LLAMA, some), tokens) for some in prompts]
         found = [None] * len(prompts)
@@ -565,7 +549,7 @@ class TestPublicPrompts:
     def test_asking_token_by_token_reads_one_token_at_a_time(self):
         model = tiny_hf.llama()
         backend = engine(model)
-        tokens = some_tokens(backend, 5)
+        tokens = tokens_of(backend, 5)
         backend.top_tokens(PUBLIC, tokens[:1], top_k=3)
         watched = doubles.Watched(model)
         for count in range(2, 6):
@@ -573,7 +557,7 @@ class TestPublicPrompts:
         assert watched.shapes == [(1, 1)] * 4
 
     def test_another_text_after_the_same_prompt_begins_where_the_prompt_ends(self):
-        first, second = some_tokens(LLAMA, 6)[:3], some_tokens(LLAMA, 6)[3:]
+        first, second = tokens_of(LLAMA, 6)[:3], tokens_of(LLAMA, 6)[3:]
         expected = {tokens: engine().top_tokens(PUBLIC, tokens, top_k=5) for tokens in (tuple(first), tuple(second))}
         backend = engine()
         for tokens in (first, second, first):

@@ -22,15 +22,12 @@ from langchain_dpicl.backends.label_rows import LabelRows
 from langchain_dpicl.backends.rows import Boxed
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests.contracts.backend import same_bits
+from tests.doubles import PanicError
 
 CANARY = "zx-label-canary"
 LABELS = ((" card",), (" cash", " coin"), (" fee",))
 TEXTS = tuple(text for texts in LABELS for text in texts)
 DRIVERS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
-class PanicError(BaseException):
-    """What a tokenizer written in another language raises when it panics."""
 
 
 FAULTS: dict[str, Any] = {

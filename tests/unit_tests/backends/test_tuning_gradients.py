@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,8 @@ TEXTS = (
     ("bad", "a play"),
 )
 
-pytestmark = pytest.mark.usefixtures("own_hooks")
+pytestmark = pytest.mark.usefixtures("own_hooks", "one_thread")
 FAR = "one charge is only held and goes back in three days"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 THOROUGH = micro._LOOKED_AT, micro._FEWEST_ROUNDS

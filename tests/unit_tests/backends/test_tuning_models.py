@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests import tiny_hf, tiny_tuning
 from tests.unit_tests.backends.hf_doubles import poisoned
 from tests.unit_tests.backends.test_tuning_tasks import CAUSAL, FREE, HEAD, MASKED
 
-pytestmark = pytest.mark.usefixtures("own_hooks")
+pytestmark = pytest.mark.usefixtures("own_hooks", "one_thread")
 
 COUNT = 4
 CASES: dict[str, tuple[Any, Any, Any]] = {
@@ -42,14 +41,6 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "bert-head": (lambda: tiny_tuning.bert(num_labels=3), tiny_tuning.bert_tokenizer, HEAD),
 }
 TEXTS = (("the film was good",), ("", None), ("the sea is blue and wide, a lake is deep " * 3, None), ("bad", "a play"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def engine(case: str, method: Method, **options: Any) -> PromptEngine:

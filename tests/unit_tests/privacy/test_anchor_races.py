@@ -10,12 +10,9 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.shares import Reservation, Share
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore
-from tests.ledgers import budget, share_of, tickets, use_simple_prices
+from tests.ledgers import budget, share_of, tickets
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 
 def again(store: WatchedStore, anchor: DictAnchor) -> Share:

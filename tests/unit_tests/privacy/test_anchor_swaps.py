@@ -16,12 +16,9 @@ from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests.anchor_swaps import after_next_commit, opened, race
 from tests.durable import DictAnchor, WatchedStore
-from tests.ledgers import budget, private, share_of, tickets, use_simple_prices
+from tests.ledgers import budget, private, share_of, tickets
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 
 def test_a_copy_that_goes_on_between_commit_and_anchor_meets_its_own_line_there() -> None:

@@ -23,12 +23,9 @@ from langchain_dpicl.privacy.extensions import ledger_outages
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.shares import Reservation, Share
 from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore, on, spent
-from tests.ledgers import budget, share_of, use_simple_prices
+from tests.ledgers import budget, share_of
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 
 def taken(ledger: Budget) -> Share:

@@ -29,7 +29,6 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
-    Event,
     GaussianEvent,
     NoEvent,
     NonPrivateEvent,
@@ -42,13 +41,7 @@ from langchain_dpicl.privacy.amounts import exact, round_down, round_up
 from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Component, ShareTerms, Ticket, event_of_tickets
-from tests.ledgers import LABELS, budget, private, records, share_of, tickets, use_simple_prices
-
-
-@pytest.fixture
-def priced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, float, str]]:
-    return use_simple_prices(monkeypatch)
-
+from tests.ledgers import LABELS, budget, private, records, share_of, tickets
 
 # --- exact amounts ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ def test_terms_survive_their_json_form() -> None:
 
 
 @pytest.mark.parametrize("public", [{"x": float("nan")}, {"x": {1, 2}}, "x", {"x": "\ud800"}])
-def test_what_reports_show_must_be_json(public: Any, priced: Any) -> None:
+def test_what_reports_show_must_be_json(public: Any, simple_prices: Any) -> None:
     with pytest.raises(ConfigurationError, match="public"):
         budget().declare("c", tickets=tickets(), epsilon=1.0, public=public)
 
@@ -151,9 +144,9 @@ def test_a_budget_with_a_public_fault_is_refused(fault: dict[str, Any]) -> None:
         Budget(**{"epsilon": 1.0, "delta": 1e-6, **fault})
 
 
-def test_a_share_is_priced_from_its_tickets_at_its_part_of_delta(priced: list[Any]) -> None:
+def test_a_share_is_priced_from_its_tickets_at_its_part_of_delta(simple_prices: list[Any]) -> None:
     share = budget().declare("c", tickets=tickets(0.1, 10), epsilon=1.0, implementation_delta=1e-10)
-    (event, delta, adjacency) = priced[-1]
+    (event, delta, adjacency) = simple_prices[-1]
     assert event == RepeatedEvent(PureEvent(0.1), 10) == share.event
     assert delta <= 2.5e-7 - 1e-10
     assert delta == pytest.approx(2.5e-7 - 1e-10, rel=1e-12)
@@ -161,7 +154,7 @@ def test_a_share_is_priced_from_its_tickets_at_its_part_of_delta(priced: list[An
     assert (share.epsilon, share.delta, share.component) == (1.0, 2.5e-7, "c")
 
 
-def test_tickets_that_cost_more_than_the_share_are_refused(priced: Any) -> None:
+def test_tickets_that_cost_more_than_the_share_are_refused(simple_prices: Any) -> None:
     ledger = budget()
     with pytest.raises(PrivacyBudgetExceededError) as caught:
         ledger.declare("c", tickets=tickets(0.1, 11), epsilon=1.0)
@@ -170,7 +163,7 @@ def test_tickets_that_cost_more_than_the_share_are_refused(priced: Any) -> None:
     assert ledger.remaining_epsilon == 4.0
 
 
-def test_shares_add_up_to_the_limit_and_no_further(priced: Any) -> None:
+def test_shares_add_up_to_the_limit_and_no_further(simple_prices: Any) -> None:
     ledger = budget(epsilon=1.0)
     for number in range(10):
         ledger.declare(f"c{number}", tickets=tickets(0.01, 10), epsilon=0.1)
@@ -180,14 +173,14 @@ def test_shares_add_up_to_the_limit_and_no_further(priced: Any) -> None:
     assert (caught.value.requested, caught.value.remaining) == (1e-8, 0.0)
 
 
-def test_a_share_too_large_is_refused_before_it_is_priced(priced: list[Any]) -> None:
+def test_a_share_too_large_is_refused_before_it_is_priced(simple_prices: list[Any]) -> None:
     with pytest.raises(PrivacyBudgetExceededError) as caught:
         budget().declare("c", tickets=tickets(), epsilon=4.5, delta=1e-7)
     assert (caught.value.requested, caught.value.remaining) == (4.5, 4.0)
-    assert priced == []
+    assert simple_prices == []
 
 
-def test_deltas_add_up_too(priced: Any) -> None:
+def test_deltas_add_up_too(simple_prices: Any) -> None:
     ledger = budget()
     ledger.declare("c", tickets=tickets(), epsilon=1.0, delta=9e-7)
     with pytest.raises(PrivacyBudgetExceededError, match="delta"):
@@ -196,7 +189,7 @@ def test_deltas_add_up_too(priced: Any) -> None:
     ledger.declare("d", tickets=tickets(), epsilon=1.0, delta=1e-7)
 
 
-def test_float_sums_fit_and_get_what_remains(priced: Any) -> None:
+def test_float_sums_fit_and_get_what_remains(simple_prices: Any) -> None:
     ledger = budget(epsilon=1.0)
     ledger.declare("c", tickets=tickets(0.01, 1), epsilon=0.7)
     share = ledger.declare("d", tickets=tickets(0.01, 1), epsilon=1.0 - 0.7)
@@ -207,7 +200,7 @@ def test_float_sums_fit_and_get_what_remains(priced: Any) -> None:
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epsilons=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=8), limit=st.floats(0.5, 8.0))
-def test_no_sequence_of_shares_exceeds_either_limit(priced: Any, epsilons: list[float], limit: float) -> None:
+def test_no_sequence_of_shares_exceeds_either_limit(simple_prices: Any, epsilons: list[float], limit: float) -> None:
     ledger = budget(epsilon=limit, delta=1e-5)
     charged, refusals = [], []
     for number, epsilon in enumerate(epsilons):
@@ -224,7 +217,7 @@ def test_no_sequence_of_shares_exceeds_either_limit(priced: Any, epsilons: list[
     ledger.verify()
 
 
-def test_a_share_without_an_epsilon_is_charged_what_it_costs(priced: list[Any]) -> None:
+def test_a_share_without_an_epsilon_is_charged_what_it_costs(simple_prices: list[Any]) -> None:
     ledger = budget()
     given_delta = ledger.declare("c", tickets=tickets(0.1, 5), delta=1e-7)
     assert (given_delta.epsilon, given_delta.delta) == (0.5, 1e-7)
@@ -235,7 +228,7 @@ def test_a_share_without_an_epsilon_is_charged_what_it_costs(priced: list[Any]) 
         ledger.declare("e", tickets=tickets(0.1, 100))
 
 
-def test_a_share_that_costs_nothing_still_leaves_delta_for_others(priced: Any) -> None:
+def test_a_share_that_costs_nothing_still_leaves_delta_for_others(simple_prices: Any) -> None:
     ledger = budget()
     share = ledger.declare("free", tickets=(Ticket("t", NoEvent()),))
     share.reserve("t").burn()
@@ -243,7 +236,7 @@ def test_a_share_that_costs_nothing_still_leaves_delta_for_others(priced: Any) -
     assert ledger.remaining_delta == pytest.approx(1e-6 * (1 - 1e-3))
 
 
-def test_no_delta_left_is_a_refusal(priced: Any) -> None:
+def test_no_delta_left_is_a_refusal(simple_prices: Any) -> None:
     ledger = budget()
     ledger.declare("c", tickets=tickets(), epsilon=1.0, delta=1e-6)
     with pytest.raises(PrivacyBudgetExceededError, match="delta"):
@@ -251,12 +244,12 @@ def test_no_delta_left_is_a_refusal(priced: Any) -> None:
 
 
 @pytest.mark.parametrize("gap", [-1e-9, float("nan"), 2e-7, 1.0])
-def test_an_implementation_delta_must_leave_something(gap: float, priced: Any) -> None:
+def test_an_implementation_delta_must_leave_something(gap: float, simple_prices: Any) -> None:
     with pytest.raises(ConfigurationError):
         budget().declare("c", tickets=tickets(), epsilon=1.0, delta=2e-7, implementation_delta=gap)
 
 
-def test_default_deltas_of_shares_that_fit_also_fit(priced: Any) -> None:
+def test_default_deltas_of_shares_that_fit_also_fit(simple_prices: Any) -> None:
     ledger = budget(epsilon=4.0, delta=1e-6)
     for name in "abc":
         ledger.declare(name, tickets=tickets(0.01, 1), epsilon=4 / 3)
@@ -264,7 +257,7 @@ def test_default_deltas_of_shares_that_fit_also_fit(priced: Any) -> None:
     assert sum(map(exact, (ledger.default_delta(4 / 3),) * 3)) <= exact(1e-6)
 
 
-def test_an_unsealed_share_can_be_declared_anew_and_the_old_handle_is_dead(priced: Any) -> None:
+def test_an_unsealed_share_can_be_declared_anew_and_the_old_handle_is_dead(simple_prices: Any) -> None:
     ledger = budget()
     old = ledger.declare("c", tickets=tickets(), epsilon=3.0)
     new = ledger.declare("c", tickets=tickets(), epsilon=2.0)
@@ -275,15 +268,15 @@ def test_an_unsealed_share_can_be_declared_anew_and_the_old_handle_is_dead(price
     assert ledger.remaining_epsilon == 2.0
 
 
-def test_the_same_terms_are_the_same_share_without_pricing_again(priced: list[Any]) -> None:
+def test_the_same_terms_are_the_same_share_without_pricing_again(simple_prices: list[Any]) -> None:
     ledger = budget()
     first = ledger.declare("c", tickets=tickets(), epsilon=1.0, public={"shown": 1})
-    asked = len(priced)
+    asked = len(simple_prices)
     second = ledger.declare("c", tickets=tickets(), epsilon=1.0, public={"shown": 2})
-    assert len(priced) == asked
+    assert len(simple_prices) == asked
     first.reserve("t", count=4)
     third = ledger.declare("c", tickets=tickets(), epsilon=1.0)
-    assert len(priced) == asked
+    assert len(simple_prices) == asked
     assert first.remaining("t") == second.remaining("t") == third.remaining("t") == 6
     with pytest.raises(PrivacyBudgetExceededError):
         third.reserve("t", count=7)
@@ -302,7 +295,7 @@ def test_the_same_terms_are_the_same_share_without_pricing_again(priced: list[An
     ],
     ids="-".join,
 )
-def test_a_sealed_share_keeps_its_terms(change: dict[str, Any], priced: Any) -> None:
+def test_a_sealed_share_keeps_its_terms(change: dict[str, Any], simple_prices: Any) -> None:
     ledger = budget()
     terms: dict[str, Any] = {"tickets": tickets(), "epsilon": 1.0}
     share = ledger.declare("c", **terms)
@@ -313,7 +306,7 @@ def test_a_sealed_share_keeps_its_terms(change: dict[str, Any], priced: Any) -> 
     assert ledger.remaining_epsilon == before
 
 
-def test_fresh_names_are_never_handed_out_twice(priced: Any) -> None:
+def test_fresh_names_are_never_handed_out_twice(simple_prices: Any) -> None:
     ledger = budget()
     assert ledger.fresh_name("few-shot") == "few-shot"
     assert ledger.fresh_name("few-shot") == "few-shot-2"
@@ -327,7 +320,7 @@ def test_fresh_names_are_never_handed_out_twice(priced: Any) -> None:
     assert other.fresh_name("sealed") == "sealed-2"
 
 
-def test_labels_run_in_parallel_only_where_bound_examples_declare_them(priced: list[Any]) -> None:
+def test_labels_run_in_parallel_only_where_bound_examples_declare_them(simple_prices: list[Any]) -> None:
     ledger = budget()
     both = (*tickets(label="a"), *tickets(label="b"))
     with pytest.raises(ConfigurationError, match="bind"):
@@ -336,7 +329,7 @@ def test_labels_run_in_parallel_only_where_bound_examples_declare_them(priced: l
     with pytest.raises(ConfigurationError, match="labels"):
         ledger.declare("c", tickets=tickets(label="other"), partition="d", epsilon=1.0)
     share = ledger.declare("c", tickets=both, partition="d", epsilon=1.0)
-    assert isinstance(priced[-1][0], ParallelEvent)
+    assert isinstance(simple_prices[-1][0], ParallelEvent)
     assert share.reserve("t", label="a", count=10).label == "a"
     assert share.remaining("t", label="b") == 10
 
@@ -344,7 +337,7 @@ def test_labels_run_in_parallel_only_where_bound_examples_declare_them(priced: l
 # --- reserve, burn, commit, give back ---------------------------------------------------------------------------------
 
 
-def test_the_first_reservation_seals_the_share_in_the_ledger(priced: Any) -> None:
+def test_the_first_reservation_seals_the_share_in_the_ledger(simple_prices: Any) -> None:
     store = InMemoryStore()
     ledger = budget(store=store)
     share = share_of(ledger)
@@ -361,7 +354,7 @@ def test_the_first_reservation_seals_the_share_in_the_ledger(priced: Any) -> Non
     assert [kind for kind, _ in records(store)][2:] == ["commit"]
 
 
-def test_more_than_the_tickets_there_are_is_refused_with_both_numbers(priced: Any) -> None:
+def test_more_than_the_tickets_there_are_is_refused_with_both_numbers(simple_prices: Any) -> None:
     store = InMemoryStore()
     ledger = budget(store=store)
     share = share_of(ledger)
@@ -376,7 +369,7 @@ def test_more_than_the_tickets_there_are_is_refused_with_both_numbers(priced: An
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.0, float("nan"), "1", None])
-def test_counts_are_whole_and_positive(count: Any, priced: Any) -> None:
+def test_counts_are_whole_and_positive(count: Any, simple_prices: Any) -> None:
     share = share_of(budget())
     reservation = share.reserve("t", count=2)
     for attempt in (lambda: share.reserve("t", count=count), lambda: reservation.burn(count)):
@@ -387,7 +380,7 @@ def test_counts_are_whole_and_positive(count: Any, priced: Any) -> None:
     assert share.remaining("t") == 8
 
 
-def test_unknown_tickets_are_refused(priced: Any) -> None:
+def test_unknown_tickets_are_refused(simple_prices: Any) -> None:
     share = share_of(budget())
     for template, label in (("u", None), ("t", "a")):
         with pytest.raises(ConfigurationError):
@@ -396,7 +389,7 @@ def test_unknown_tickets_are_refused(priced: Any) -> None:
             share.remaining(template, label=label)
 
 
-def test_a_reservation_says_what_it_pays_for(priced: Any) -> None:
+def test_a_reservation_says_what_it_pays_for(simple_prices: Any) -> None:
     ledger = budget()
     ledger.bind(private())
     share = ledger.declare("c", tickets=tickets(label="a", refundable=True), partition="d", epsilon=1.0)
@@ -406,7 +399,7 @@ def test_a_reservation_says_what_it_pays_for(priced: Any) -> None:
     assert (got.unburnt, got.uncommitted) == (2, 0)
 
 
-def test_a_ticket_burns_once_and_commits_once(priced: Any) -> None:
+def test_a_ticket_burns_once_and_commits_once(simple_prices: Any) -> None:
     reservation = share_of(budget()).reserve("t", count=2)
     with pytest.raises(LedgerError):
         reservation.commit()
@@ -420,7 +413,7 @@ def test_a_ticket_burns_once_and_commits_once(priced: Any) -> None:
     assert (reservation.unburnt, reservation.uncommitted) == (0, 0)
 
 
-def test_only_unburnt_refundable_tickets_return_and_only_once(priced: Any) -> None:
+def test_only_unburnt_refundable_tickets_return_and_only_once(simple_prices: Any) -> None:
     share = share_of(budget(), refundable=True)
     reservation = share.reserve("t", count=6)
     reservation.burn(2)
@@ -433,7 +426,7 @@ def test_only_unburnt_refundable_tickets_return_and_only_once(priced: Any) -> No
     assert share.remaining("t") == 8
 
 
-def test_tickets_that_are_not_refundable_stay_spent(priced: Any) -> None:
+def test_tickets_that_are_not_refundable_stay_spent(simple_prices: Any) -> None:
     share = share_of(budget())
     reservation = share.reserve("t", count=6)
     assert reservation.give_back() == 0
@@ -442,7 +435,7 @@ def test_tickets_that_are_not_refundable_stay_spent(priced: Any) -> None:
         reservation.burn()
 
 
-def test_tickets_return_to_their_own_template_and_label(priced: Any) -> None:
+def test_tickets_return_to_their_own_template_and_label(simple_prices: Any) -> None:
     ledger = budget()
     ledger.bind(private())
     both = [Ticket(t, PureEvent(0.1), label, 4, refundable=True) for t in "tu" for label in LABELS]
@@ -458,7 +451,7 @@ def test_tickets_return_to_their_own_template_and_label(priced: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_a_crash_after_reserving_keeps_the_charge(error: type[BaseException], priced: Any) -> None:
+def test_a_crash_after_reserving_keeps_the_charge(error: type[BaseException], simple_prices: Any) -> None:
     store = InMemoryStore()
     share = share_of(budget(store=store), refundable=True)
     with pytest.raises(error):
@@ -474,7 +467,7 @@ def _crash(reservation: Any, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("steps", [64, 200])
-def test_threads_get_exactly_the_tickets_there_are(steps: int, priced: Any) -> None:
+def test_threads_get_exactly_the_tickets_there_are(steps: int, simple_prices: Any) -> None:
     share = share_of(budget())
     start = threading.Barrier(64)
 
@@ -492,7 +485,9 @@ def test_threads_get_exactly_the_tickets_there_are(steps: int, priced: Any) -> N
         assert sum(pool.map(contend, range(steps))) == 10
 
 
-def test_threads_burn_and_return_a_reservation_exactly_once(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_burn_and_return_a_reservation_exactly_once(
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every look at the count gives way to other threads, so a check without the lock would be overtaken."""
 
     def slow(self: Reservation) -> int:
@@ -526,7 +521,7 @@ def test_threads_burn_and_return_a_reservation_exactly_once(priced: Any, monkeyp
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_reservation_cannot_burn(priced: Any) -> None:
+def test_a_forked_reservation_cannot_burn(simple_prices: Any) -> None:
     reservation = share_of(budget()).reserve("t")
     child = os.fork()
     if child == 0:
@@ -538,7 +533,7 @@ def test_a_forked_reservation_cannot_burn(priced: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-def test_nothing_that_spends_can_be_copied_or_pickled(priced: Any) -> None:
+def test_nothing_that_spends_can_be_copied_or_pickled(simple_prices: Any) -> None:
     ledger = budget()
     share = share_of(ledger)
     for holder in (ledger, share, share.reserve("t"), ledger.gdp_pool("g", epsilon=0.5)):
@@ -554,7 +549,7 @@ def test_nothing_that_spends_can_be_copied_or_pickled(priced: Any) -> None:
 # --- binding ----------------------------------------------------------------------------------------------------------
 
 
-def test_binding_is_durable_and_happens_once(priced: Any) -> None:
+def test_binding_is_durable_and_happens_once(simple_prices: Any) -> None:
     store = InMemoryStore()
     ledger, held = budget(store=store), private()
     ledger.bind(held)
@@ -565,7 +560,7 @@ def test_binding_is_durable_and_happens_once(priced: Any) -> None:
         budget().bind(held)
 
 
-def test_two_data_sets_need_two_names(priced: Any) -> None:
+def test_two_data_sets_need_two_names(simple_prices: Any) -> None:
     ledger = budget()
     ledger.bind(private())
     with pytest.raises(PrivacyBudgetMismatchError, match="dataset_id"):
@@ -578,7 +573,7 @@ def test_two_data_sets_need_two_names(priced: Any) -> None:
     "change", [{"labels": ("b", "a")}, {"public_size": 999}, {"unit_key": "text"}, {"records_per_unit": 2}], ids=str
 )
 def test_another_process_must_declare_the_data_set_alike(
-    change: dict[str, Any], priced: Any, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], simple_prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = InMemoryStore()
     budget(store=store).bind(private())
@@ -590,14 +585,14 @@ def test_another_process_must_declare_the_data_set_alike(
     assert [kind for kind, _ in records(store)] == ["bind"]
 
 
-def test_one_process_gives_a_name_to_one_data_set_whatever_the_budget_object(priced: Any) -> None:
+def test_one_process_gives_a_name_to_one_data_set_whatever_the_budget_object(simple_prices: Any) -> None:
     store = InMemoryStore()
     budget(store=store).bind(private())
     with pytest.raises(PrivacyBudgetMismatchError, match="dataset_id"):
         Budget.open(store).bind(private())
 
 
-def test_a_delta_too_large_for_the_data_is_refused_when_binding(priced: Any) -> None:
+def test_a_delta_too_large_for_the_data_is_refused_when_binding(simple_prices: Any) -> None:
     store = InMemoryStore()
     ledger = budget(delta=1.01e-4, store=store)
     held = private()
@@ -607,7 +602,7 @@ def test_a_delta_too_large_for_the_data_is_refused_when_binding(priced: Any) -> 
     budget(delta=1e-4).bind(held)
 
 
-def test_a_failed_binding_leaves_the_name_free(priced: Any) -> None:
+def test_a_failed_binding_leaves_the_name_free(simple_prices: Any) -> None:
     ledger, exposed = budget(), private()
     exposed._pool(None, ledger_id=None)
     with pytest.raises(PrivateAccessError):

@@ -22,18 +22,12 @@ from langchain_dpicl.privacy.shares import Share
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerRecord, _Line
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 from tests.contracts.store import forged
-from tests.ledgers import budget, private, records, share_of, tickets, use_simple_prices
-
-
-@pytest.fixture
-def priced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, float, str]]:
-    return use_simple_prices(monkeypatch)
-
+from tests.ledgers import budget, private, records, share_of, tickets
 
 # --- many processes, broken ledgers -----------------------------------------------------------------------------------
 
 
-def test_a_ledger_opens_with_its_own_limits_only(priced: Any) -> None:
+def test_a_ledger_opens_with_its_own_limits_only(simple_prices: Any) -> None:
     store = InMemoryStore()
     with pytest.raises(LedgerError, match="found none"):
         Budget.open(store)
@@ -52,7 +46,7 @@ def test_a_ledger_opens_with_its_own_limits_only(priced: Any) -> None:
             Budget(**{"epsilon": 4.0, "delta": 1e-6, "adjacency": "replace_one", "store": store, **change})
 
 
-def test_shares_of_other_processes_are_seen_when_sealing(priced: Any) -> None:
+def test_shares_of_other_processes_are_seen_when_sealing(simple_prices: Any) -> None:
     store = InMemoryStore()
     one, other = budget(store=store), Budget.open(store)
     mine = one.declare("mine", tickets=tickets(), epsilon=3.0)
@@ -65,7 +59,7 @@ def test_shares_of_other_processes_are_seen_when_sealing(priced: Any) -> None:
     assert [kind for kind, _ in records(store)] == ["seal", "reserve"]
 
 
-def test_deltas_of_other_processes_are_seen_when_sealing(priced: Any) -> None:
+def test_deltas_of_other_processes_are_seen_when_sealing(simple_prices: Any) -> None:
     store = InMemoryStore()
     one, other = budget(store=store), Budget.open(store)
     mine = one.declare("mine", tickets=tickets(), epsilon=1.0, delta=6e-7)
@@ -74,7 +68,7 @@ def test_deltas_of_other_processes_are_seen_when_sealing(priced: Any) -> None:
         mine.reserve("t")
 
 
-def test_two_processes_share_one_component(priced: Any) -> None:
+def test_two_processes_share_one_component(simple_prices: Any) -> None:
     store = InMemoryStore()
     shares = [share_of(ledger) for ledger in (budget(store=store), Budget.open(store))]
     shares[0].reserve("t", count=7)
@@ -85,7 +79,7 @@ def test_two_processes_share_one_component(priced: Any) -> None:
     assert Budget.open(store).remaining_epsilon == 3.0
 
 
-def test_a_name_sealed_elsewhere_on_other_terms_is_refused(priced: Any) -> None:
+def test_a_name_sealed_elsewhere_on_other_terms_is_refused(simple_prices: Any) -> None:
     store = InMemoryStore()
     one, other = budget(store=store), Budget.open(store)
     mine = share_of(one)
@@ -101,7 +95,7 @@ def test_a_name_sealed_elsewhere_on_other_terms_is_refused(priced: Any) -> None:
 
 @pytest.mark.parametrize("count", [10, 9])
 def test_a_share_sealed_elsewhere_while_it_is_priced_is_the_same_share_or_refused(
-    priced: Any, monkeypatch: pytest.MonkeyPatch, count: int
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     store = InMemoryStore()
     one, other = budget(store=store, epsilon=1.0), Budget.open(store)
@@ -120,7 +114,7 @@ def test_a_share_sealed_elsewhere_while_it_is_priced_is_the_same_share_or_refuse
             share_of(one)
 
 
-def test_room_taken_while_a_share_is_priced_is_seen(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_taken_while_a_share_is_priced_is_seen(simple_prices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = budget()
     real = accounting.epsilon_bound
 
@@ -137,7 +131,7 @@ def test_room_taken_while_a_share_is_priced_is_seen(priced: Any, monkeypatch: py
 
 @pytest.mark.parametrize("other", [{"epsilon": 5e-13, "delta": 1e-9}, {"epsilon": 0.1, "delta": 5e-19}], ids=str)
 def test_a_share_that_just_fits_no_longer_does_if_room_shrinks_meanwhile(
-    other: dict[str, float], priced: Any, monkeypatch: pytest.MonkeyPatch
+    other: dict[str, float], simple_prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_delta = other["epsilon"] > 1e-6
     ledger = budget(epsilon=2.0 if by_delta else 1.0)
@@ -194,7 +188,7 @@ TAMPERINGS: dict[str, Callable[[list[LedgerRecord]], list[LedgerRecord]]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_changed_ledger_is_found_and_grants_nothing(name: str, priced: Any) -> None:
+def test_a_changed_ledger_is_found_and_grants_nothing(name: str, simple_prices: Any) -> None:
     store, ledger, _ = used_ledger()
     ledger.verify()
     store.replace(TAMPERINGS[name])
@@ -206,7 +200,7 @@ def test_a_changed_ledger_is_found_and_grants_nothing(name: str, priced: Any) ->
 
 
 @pytest.mark.parametrize("keep", [(0, 2, 3), (0, 2, 1, 3), (0, 1, 1, 2, 3), (0, 3)])
-def test_lines_that_fit_the_rules_must_also_follow_each_other(keep: tuple[int, ...], priced: Any) -> None:
+def test_lines_that_fit_the_rules_must_also_follow_each_other(keep: tuple[int, ...], simple_prices: Any) -> None:
     store = Tampered()
     share = share_of(budget(store=store))
     for _ in range(3):
@@ -217,7 +211,7 @@ def test_lines_that_fit_the_rules_must_also_follow_each_other(keep: tuple[int, .
 
 
 @pytest.mark.parametrize("name", ["last line dropped", "all dropped", "line repeated"])
-def test_a_ledger_that_went_back_in_time_grants_nothing(name: str, priced: Any) -> None:
+def test_a_ledger_that_went_back_in_time_grants_nothing(name: str, simple_prices: Any) -> None:
     store, _, share = used_ledger()
     store.replace(TAMPERINGS[name])
     before = len(store.records())
@@ -244,7 +238,7 @@ FORGERIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "body"), FORGERIES, ids=str)
 def test_a_line_that_breaks_the_rules_is_found_although_its_hash_fits(
-    kind: str, body: dict[str, Any], priced: Any
+    kind: str, body: dict[str, Any], simple_prices: Any
 ) -> None:
     store, ledger, _ = used_ledger()
     with store.transaction() as view:
@@ -257,7 +251,7 @@ def test_a_line_that_breaks_the_rules_is_found_although_its_hash_fits(
 
 @pytest.mark.parametrize(("kind", "count"), [("give_back", 1), ("commit", 4)])
 def test_no_line_returns_what_is_not_refundable_or_settles_more_than_was_reserved(
-    kind: str, count: int, priced: Any
+    kind: str, count: int, simple_prices: Any
 ) -> None:
     store = InMemoryStore()
     ledger = budget(store=store)
@@ -279,7 +273,7 @@ def test_no_line_returns_what_is_not_refundable_or_settles_more_than_was_reserve
     ],
     ids=str,
 )
-def test_a_share_that_cannot_be_is_found_although_its_hash_fits(change: dict[str, Any], priced: Any) -> None:
+def test_a_share_that_cannot_be_is_found_although_its_hash_fits(change: dict[str, Any], simple_prices: Any) -> None:
     store, ledger, _ = used_ledger()
     component = Component(name="d", kind="tickets", tickets=tickets(), epsilon=1.0, delta=1e-7)
     terms = ShareTerms((component,), 1.0, 1e-7, False, component.event, {})
@@ -297,7 +291,7 @@ def test_a_share_that_cannot_be_is_found_although_its_hash_fits(change: dict[str
         Budget.open(store)
 
 
-def test_a_component_sealed_twice_is_found(priced: Any) -> None:
+def test_a_component_sealed_twice_is_found(simple_prices: Any) -> None:
     store, _, _ = used_ledger()
     sealed = store.records()[0].body
     with store.transaction() as view:
@@ -306,7 +300,7 @@ def test_a_component_sealed_twice_is_found(priced: Any) -> None:
         Budget.open(store)
 
 
-def test_a_data_set_bound_twice_is_found(priced: Any) -> None:
+def test_a_data_set_bound_twice_is_found(simple_prices: Any) -> None:
     store = InMemoryStore()
     budget(store=store).bind(private())
     with store.transaction() as view:
@@ -315,7 +309,7 @@ def test_a_data_set_bound_twice_is_found(priced: Any) -> None:
         Budget.open(store)
 
 
-def test_a_refused_line_leaves_the_state_as_it_was(priced: Any) -> None:
+def test_a_refused_line_leaves_the_state_as_it_was(simple_prices: Any) -> None:
     store, ledger, _ = used_ledger()
     state = LedgerState(ledger._desk.header)
     for record in store.records():
@@ -327,7 +321,7 @@ def test_a_refused_line_leaves_the_state_as_it_was(priced: Any) -> None:
     assert (state.seq, state.head, state.spent, state.left("c", ("t", None))) == seen
 
 
-def test_a_changed_header_is_found(priced: Any) -> None:
+def test_a_changed_header_is_found(simple_prices: Any) -> None:
     store, ledger, _ = used_ledger()
     store._header = budget(epsilon=40.0)._desk.header
     with pytest.raises(LedgerError, match="header"):
@@ -366,7 +360,7 @@ class _Failing:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_after_a_failed_write_the_store_has_the_last_word(written: bool, priced: Any) -> None:
+def test_after_a_failed_write_the_store_has_the_last_word(written: bool, simple_prices: Any) -> None:
     store = Failing(written=written)
     ledger = budget(store=store)
     share = share_of(ledger)
@@ -380,7 +374,7 @@ def test_after_a_failed_write_the_store_has_the_last_word(written: bool, priced:
     ledger.verify()
 
 
-def test_a_failed_give_back_leaves_the_tickets_spent(priced: Any) -> None:
+def test_a_failed_give_back_leaves_the_tickets_spent(simple_prices: Any) -> None:
     store = Failing(written=False)
     share = share_of(budget(store=store), refundable=True)
     reservation = share.reserve("t", count=5)
@@ -394,7 +388,7 @@ def test_a_failed_give_back_leaves_the_tickets_spent(priced: Any) -> None:
 
 
 def test_a_stop_while_lines_of_others_are_read_applies_none_of_them_twice(
-    priced: Any, monkeypatch: pytest.MonkeyPatch
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = InMemoryStore()
     one, other = share_of(budget(store=store), refundable=True), share_of(Budget.open(store), refundable=True)
@@ -418,7 +412,7 @@ def test_a_stop_while_lines_of_others_are_read_applies_none_of_them_twice(
 
 @pytest.mark.parametrize("is_empty", [False, True])
 @pytest.mark.parametrize("written", [True, False])
-def test_an_older_copy_is_refused_also_after_a_failed_write(written: bool, is_empty: bool, priced: Any) -> None:
+def test_an_older_copy_is_refused_also_after_a_failed_write(written: bool, is_empty: bool, simple_prices: Any) -> None:
     store = Failing(written=written)
     share = share_of(budget(store=store))
     share.reserve("t")
@@ -437,7 +431,7 @@ def test_an_older_copy_is_refused_also_after_a_failed_write(written: bool, is_em
 
 @pytest.mark.parametrize("written", [True, False])
 def test_after_failed_writes_every_desk_of_an_intact_ledger_goes_on_and_then_refuses_an_older_copy(
-    written: bool, priced: Any
+    written: bool, simple_prices: Any
 ) -> None:
     store = Failing(written=written)
     ledgers = [budget(store=store), Budget.open(store), Budget.open(store)]
@@ -481,7 +475,7 @@ class Plain:
             yield SimpleNamespace(records=view.records, append=append)
 
 
-def test_a_store_without_a_head_is_read(priced: Any) -> None:
+def test_a_store_without_a_head_is_read(simple_prices: Any) -> None:
     store = Plain()
     shares = [share_of(Budget(epsilon=4.0, delta=1e-6, store=store)), share_of(Budget.open(store))]
     shares[0].reserve("t", count=7)
@@ -496,7 +490,7 @@ def test_a_store_without_a_head_is_read(priced: Any) -> None:
     [{"hash": "0" * 64}, {"kind": "bind"}, {"stamp": "never"}, {"body": {"count": 1}}, {"seq": 9}, {"prev": "0" * 64}],
     ids=str,
 )
-def test_what_a_store_of_others_says_it_wrote_is_checked(change: dict[str, Any], priced: Any) -> None:
+def test_what_a_store_of_others_says_it_wrote_is_checked(change: dict[str, Any], simple_prices: Any) -> None:
     store = Plain(lambda line: replace(line, **change) if line.kind == "reserve" else line)
     share = share_of(Budget(epsilon=4.0, delta=1e-6, store=store))
     with pytest.raises(LedgerError, match="does not follow"):
@@ -506,7 +500,7 @@ def test_what_a_store_of_others_says_it_wrote_is_checked(change: dict[str, Any],
 
 
 @pytest.mark.parametrize("keep", [(0, 2, 3), (0, 2, 1, 3), (0, 1, 1, 2, 3), (0, 3), (1, 2, 3)])
-def test_lines_that_a_store_of_others_returns_must_follow_each_other(keep: tuple[int, ...], priced: Any) -> None:
+def test_lines_that_a_store_of_others_returns_must_follow_each_other(keep: tuple[int, ...], simple_prices: Any) -> None:
     store = Plain()
     share = share_of(Budget(epsilon=4.0, delta=1e-6, store=store))
     for _ in range(3):
@@ -518,7 +512,7 @@ def test_lines_that_a_store_of_others_returns_must_follow_each_other(keep: tuple
         Budget.open(store)
 
 
-def test_a_ledger_as_long_as_the_one_seen_before_but_another_grants_nothing(priced: Any) -> None:
+def test_a_ledger_as_long_as_the_one_seen_before_but_another_grants_nothing(simple_prices: Any) -> None:
     store, _, share = used_ledger()
     store.replace(lambda lines: lines[:-1])
     with store.transaction() as view:
@@ -529,7 +523,7 @@ def test_a_ledger_as_long_as_the_one_seen_before_but_another_grants_nothing(pric
             attempt()
 
 
-def test_a_store_derived_from_ours_is_checked_as_well(priced: Any) -> None:
+def test_a_store_derived_from_ours_is_checked_as_well(simple_prices: Any) -> None:
     class Forgetful(InMemoryStore):
         @contextmanager
         def transaction(self) -> Iterator[Any]:
@@ -541,7 +535,7 @@ def test_a_store_derived_from_ours_is_checked_as_well(priced: Any) -> None:
         share_of(budget(store=Forgetful())).reserve("t")
 
 
-def test_lines_written_by_others_in_between_are_read_although_our_own_are_known(priced: Any) -> None:
+def test_lines_written_by_others_in_between_are_read_although_our_own_are_known(simple_prices: Any) -> None:
     store = InMemoryStore()
     one, other = share_of(budget(store=store)), share_of(Budget.open(store))
     for left in range(9, 0, -2):
@@ -551,7 +545,7 @@ def test_lines_written_by_others_in_between_are_read_although_our_own_are_known(
         assert (one.remaining("t"), other.remaining("t")) == (left - 1, left - 1)
 
 
-def test_terms_are_compared_again_for_another_declaration(priced: Any) -> None:
+def test_terms_are_compared_again_for_another_declaration(simple_prices: Any) -> None:
     store = InMemoryStore()
     ledger = budget(store=store)
     share_of(ledger).reserve("t")

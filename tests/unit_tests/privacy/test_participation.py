@@ -87,16 +87,7 @@ def shifts(
     strategy: Strategy,
     select: Callable[[list[str], list[str]], list[str]],
 ) -> list[float]:
-    """Runs both neighbours on the same outputs, and returns the squared change of the sum at every query.
-
-    Args:
-      units: by name its topic and its vote.
-      target: who is missing in one world.
-      plan: what runs.
-      outputs: released at every query, the same in both worlds: privacy compares the chance of one transcript.
-      strategy: the adversary.
-      select: (units on the topic, who may take part) -> who takes part.
-    """
+    """Runs both neighbours on the same outputs, and returns the squared change of the sum at every query."""
     worlds = [dict(units), {name: unit for name, unit in units.items() if name != target}]
     balances = [MemoryBalances(plan.participations) for _ in worlds]
     moved = []

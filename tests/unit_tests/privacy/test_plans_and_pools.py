@@ -32,16 +32,10 @@ from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket
 from tests.ledgers import budget, records, share_of, tickets, use_simple_prices
 
-
-@pytest.fixture
-def priced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, float, str]]:
-    return use_simple_prices(monkeypatch)
-
-
 # --- joint plans ------------------------------------------------------------------------------------------------------
 
 
-def test_components_of_a_plan_are_charged_together(priced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_components_of_a_plan_are_charged_together(simple_prices: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real = accounting.epsilon_bound
 
     def cheaper_together(event: Event, **options: Any) -> Any:
@@ -62,7 +56,7 @@ def test_components_of_a_plan_are_charged_together(priced: list[Any], monkeypatc
         assert ledger.remaining_epsilon == 4.0
     assert plan.epsilon == first.epsilon == second.epsilon == 1.5
     assert first.delta == pytest.approx(3.75e-7), "in proportion to the joint epsilon, not the sum of both"
-    assert priced[-1][0] == ComposedEvent((first.event, second.event))
+    assert simple_prices[-1][0] == ComposedEvent((first.event, second.event))
     assert ledger.remaining_epsilon == 2.5
     first.reserve("t")
     assert [kind for kind, _ in records(store)] == ["seal", "reserve"]
@@ -73,7 +67,7 @@ def test_components_of_a_plan_are_charged_together(priced: list[Any], monkeypatc
     ledger.verify()
 
 
-def test_a_plan_never_costs_more_than_its_shares(priced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_never_costs_more_than_its_shares(simple_prices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = accounting.epsilon_bound
 
     def loose_together(event: Event, **options: Any) -> Any:
@@ -193,7 +187,7 @@ def test_a_cost_that_falls_fast_or_is_none_leaves_the_rest_as_well(
     assert ledger.remaining_epsilon == 0.0
 
 
-def test_a_plan_keeps_to_the_sum_of_deltas_where_its_components_ask_for_little(priced: Any) -> None:
+def test_a_plan_keeps_to_the_sum_of_deltas_where_its_components_ask_for_little(simple_prices: Any) -> None:
     ledger = budget()
     with ledger.plan() as plan:
         share = ledger.declare("c", tickets=tickets(), epsilon=1.0, delta=1e-9)
@@ -203,7 +197,7 @@ def test_a_plan_keeps_to_the_sum_of_deltas_where_its_components_ask_for_little(p
 
 
 def test_a_plan_with_an_epsilon_of_its_own_takes_its_proportion_if_that_suffices(
-    priced: Any, monkeypatch: pytest.MonkeyPatch
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = budget()
     with ledger.plan(epsilon=2.0) as plan:
@@ -223,7 +217,7 @@ def test_a_plan_with_an_epsilon_of_its_own_takes_its_proportion_if_that_suffices
     assert share.delta == 6e-7
 
 
-def test_declared_noise_gaps_are_left_out_of_the_search(priced: list[Any]) -> None:
+def test_declared_noise_gaps_are_left_out_of_the_search(simple_prices: list[Any]) -> None:
     ledger = budget()
     with ledger.plan():
         share = ledger.declare("c", tickets=tickets(1e-9, 1), epsilon=1.0, delta=1e-7, implementation_delta=9e-8)
@@ -233,7 +227,7 @@ def test_declared_noise_gaps_are_left_out_of_the_search(priced: list[Any]) -> No
         ledger.declare("d", tickets=tickets(), delta=1e-7, implementation_delta=1e-7)
 
 
-def test_a_component_cannot_run_while_its_plan_is_open(priced: Any) -> None:
+def test_a_component_cannot_run_while_its_plan_is_open(simple_prices: Any) -> None:
     ledger = budget()
     other = share_of(ledger)
     with ledger.plan():
@@ -244,7 +238,7 @@ def test_a_component_cannot_run_while_its_plan_is_open(priced: Any) -> None:
     share.reserve("t")
 
 
-def test_an_error_inside_a_plan_declares_nothing(priced: Any) -> None:
+def test_an_error_inside_a_plan_declares_nothing(simple_prices: Any) -> None:
     ledger = budget()
     with pytest.raises(ZeroDivisionError), ledger.plan():
         share = ledger.declare("c", tickets=tickets(), epsilon=1.0)
@@ -256,7 +250,7 @@ def test_an_error_inside_a_plan_declares_nothing(priced: Any) -> None:
     ledger.declare("c", tickets=tickets(), epsilon=1.0).reserve("t")
 
 
-def test_a_plan_that_does_not_fit_declares_nothing(priced: Any) -> None:
+def test_a_plan_that_does_not_fit_declares_nothing(simple_prices: Any) -> None:
     ledger = budget(epsilon=1.5)
     with pytest.raises(PrivacyBudgetExceededError), ledger.plan():
         ledger.declare("c", tickets=tickets(), epsilon=1.0)
@@ -266,7 +260,7 @@ def test_a_plan_that_does_not_fit_declares_nothing(priced: Any) -> None:
         ledger.declare("c", tickets=tickets(), epsilon=1.0)
 
 
-def test_a_plan_inside_a_plan_is_refused_but_another_budgets_is_not(priced: Any) -> None:
+def test_a_plan_inside_a_plan_is_refused_but_another_budgets_is_not(simple_prices: Any) -> None:
     ledger, other = budget(), budget()
     with ledger.plan() as outer:
         with pytest.raises(ConfigurationError, match="open plan"), ledger.plan():
@@ -280,7 +274,7 @@ def test_a_plan_inside_a_plan_is_refused_but_another_budgets_is_not(priced: Any)
     assert "components=['c']" in repr(outer)
 
 
-def test_an_empty_plan_costs_nothing(priced: Any) -> None:
+def test_an_empty_plan_costs_nothing(simple_prices: Any) -> None:
     ledger = budget()
     with ledger.plan() as plan:
         pass
@@ -288,7 +282,7 @@ def test_an_empty_plan_costs_nothing(priced: Any) -> None:
     assert ledger.remaining_epsilon == 4.0
 
 
-def test_a_plan_needs_a_delta_from_somewhere(priced: Any) -> None:
+def test_a_plan_needs_a_delta_from_somewhere(simple_prices: Any) -> None:
     ledger = budget()
     with pytest.raises(ConfigurationError, match="plan"), ledger.plan():
         ledger.declare("c", tickets=tickets())
@@ -297,7 +291,7 @@ def test_a_plan_needs_a_delta_from_somewhere(priced: Any) -> None:
     assert (plan.epsilon, share.delta) == (2.0, 5e-7)
 
 
-def test_names_and_prices_are_checked_inside_a_plan(priced: Any) -> None:
+def test_names_and_prices_are_checked_inside_a_plan(simple_prices: Any) -> None:
     ledger = budget()
     with ledger.plan():
         ledger.declare("c", tickets=tickets(), epsilon=1.0)
@@ -310,7 +304,7 @@ def test_names_and_prices_are_checked_inside_a_plan(priced: Any) -> None:
     assert ledger.remaining_epsilon == 3.0
 
 
-def test_redeclaring_one_component_of_a_pending_plan_gives_the_plan_up(priced: Any) -> None:
+def test_redeclaring_one_component_of_a_pending_plan_gives_the_plan_up(simple_prices: Any) -> None:
     ledger = budget()
     with ledger.plan():
         first = ledger.declare("c", tickets=tickets(), epsilon=1.0)
@@ -327,7 +321,7 @@ def test_redeclaring_one_component_of_a_pending_plan_gives_the_plan_up(priced: A
     assert ledger.remaining_epsilon == 1.5
 
 
-def test_a_plan_resumes_on_a_ledger_that_sealed_it(priced: Any) -> None:
+def test_a_plan_resumes_on_a_ledger_that_sealed_it(simple_prices: Any) -> None:
     store = InMemoryStore()
 
     def run(ledger: Budget) -> tuple[Share, Share]:
@@ -348,7 +342,7 @@ def test_a_plan_resumes_on_a_ledger_that_sealed_it(priced: Any) -> None:
     assert again.remaining_epsilon == 1.0
 
 
-def test_a_declaration_by_another_thread_is_not_part_of_the_plan(priced: Any) -> None:
+def test_a_declaration_by_another_thread_is_not_part_of_the_plan(simple_prices: Any) -> None:
     ledger = budget()
     with ledger.plan() as plan, ThreadPoolExecutor(1) as pool:
         share = pool.submit(share_of, ledger).result()
@@ -356,7 +350,7 @@ def test_a_declaration_by_another_thread_is_not_part_of_the_plan(priced: Any) ->
     assert share.epsilon == 1.0
 
 
-async def test_a_plan_holds_across_awaits(priced: Any) -> None:
+async def test_a_plan_holds_across_awaits(simple_prices: Any) -> None:
     ledger = budget()
 
     async def declare() -> Share:
@@ -372,7 +366,7 @@ async def test_a_plan_holds_across_awaits(priced: Any) -> None:
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gaussian_pool_sums_mu_squared(priced: Any) -> None:
+def test_a_gaussian_pool_sums_mu_squared(simple_prices: Any) -> None:
     ledger = budget()
     pool = ledger.gdp_pool("g", epsilon=0.5)
     assert (pool.mu, ledger.remaining_epsilon) == (0.5, 3.5)
@@ -390,7 +384,7 @@ def test_a_gaussian_pool_sums_mu_squared(priced: Any) -> None:
     ledger.verify()
 
 
-def test_a_zcdp_pool_sums_rho(priced: Any) -> None:
+def test_a_zcdp_pool_sums_rho(simple_prices: Any) -> None:
     pool = budget().zcdp_pool("z", epsilon=1.0)
     reservation = pool.reserve(rho=0.1, count=10)
     assert reservation.event == ZCdpEvent(0.1)
@@ -402,7 +396,7 @@ def test_a_zcdp_pool_sums_rho(priced: Any) -> None:
 
 
 @pytest.mark.parametrize("amount", [0, -1, float("nan"), float("inf"), True, "1"])
-def test_pool_amounts_are_finite_and_positive(amount: Any, priced: Any) -> None:
+def test_pool_amounts_are_finite_and_positive(amount: Any, simple_prices: Any) -> None:
     ledger = budget()
     with pytest.raises(ConfigurationError):
         ledger.gdp_pool("g", epsilon=1.0).reserve(mu=amount)
@@ -433,7 +427,7 @@ def test_a_pool_needs_some_delta(gap: float) -> None:
         budget(epsilon=2.0, delta=1e-5).gdp_pool("g", epsilon=1.0, implementation_delta=gap)
 
 
-def test_a_pool_resumes_and_keeps_its_terms(priced: Any) -> None:
+def test_a_pool_resumes_and_keeps_its_terms(simple_prices: Any) -> None:
     store = InMemoryStore()
     budget(store=store).gdp_pool("g", epsilon=0.5).reserve(mu=0.3)
     again = Budget.open(store)
@@ -447,7 +441,7 @@ def test_a_pool_resumes_and_keeps_its_terms(priced: Any) -> None:
 # --- why there is no "go on while the numeric epsilon is below the limit" ---------------------------------------------
 
 
-def test_adaptive_parameters_break_a_numeric_filter_and_our_shares_refuse_them(priced: Any) -> None:
+def test_adaptive_parameters_break_a_numeric_filter_and_our_shares_refuse_them(simple_prices: Any) -> None:
     """Two fixed plans of (3, 1e-5) each; choosing between them from the first output has almost twice the delta.
 
     First a Gaussian of mu 0.2, then either a Gaussian of mu 0.6907 or a pure step of 2.2794. Second source: the

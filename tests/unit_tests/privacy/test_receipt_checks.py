@@ -21,12 +21,9 @@ from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.receipts import Receipt
 from tests.durable import UNAVAILABLE, WatchedStore, on
-from tests.ledgers import budget, records, share_of, tickets, use_simple_prices
+from tests.ledgers import budget, records, share_of, tickets
 
-
-@pytest.fixture(autouse=True)
-def _prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_simple_prices(monkeypatch)
+pytestmark = pytest.mark.usefixtures("simple_prices")
 
 
 def taken(ledger: Budget) -> Share:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -22,7 +21,7 @@ from langchain_dpicl.privacy.stores import InMemoryStore
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.row_design import RowDesign
 from tests.ledgers import use_simple_prices
-from tests.sealed_files import sealed
+from tests.sealed_files import sealed, with_digest
 
 CANARY = "zx-report-canary-12"
 LABELS = ("a", "b")
@@ -172,8 +171,7 @@ def resigned(data: dict[str, Any]) -> dict[str, Any]:
     """What somebody does who knows the format: sums and digest made to fit the lie."""
     for name in ("epsilon", "delta"):
         data["promised"][name] = math.fsum(share[name] for share in data["shares"])
-    body = {key: value for key, value in data.items() if key != "digest"}
-    return {**body, "digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
+    return with_digest(data)
 
 
 def share_named(data: dict[str, Any], name: str) -> dict[str, Any]:
@@ -249,9 +247,7 @@ def test_tampering_is_found_even_if_sums_and_digest_are_made_to_fit(
 def test_sums_that_do_not_fit_are_found(report: PrivacyReport) -> None:
     data = json.loads(report.to_json())
     data["promised"]["epsilon"] = 0.5
-    body = {key: value for key, value in data.items() if key != "digest"}
-    data["digest"] = hashlib.sha256(canonical_json(body).encode()).hexdigest()
-    assert any("promised epsilon" in problem for problem in verify_report(data).problems)
+    assert any("promised epsilon" in problem for problem in verify_report(with_digest(data)).problems)
 
 
 @pytest.mark.parametrize("key", ["trust", "version", "assumed_public", "ledger"])

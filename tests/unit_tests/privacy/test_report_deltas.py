@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -22,11 +21,11 @@ from langchain_dpicl.privacy.accounting.events import (
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
-    canonical_json,
 )
 from langchain_dpicl.privacy.report import PrivacyReport, verify_report
 from langchain_dpicl.privacy.report_deltas import METHOD, NO_BOUND, default_deltas
 from langchain_dpicl.privacy.tickets import Ticket
+from tests.sealed_files import with_digest
 
 DELTAS = (1e-12, 1e-9, 3e-8, 1e-6, 1e-5)
 
@@ -196,11 +195,6 @@ def test_no_price_is_begun_once_time_is_over_and_the_largest_delta_comes_first(
 # --- in reports -------------------------------------------------------------------------------------------------------
 
 
-def signed(data: dict[str, Any]) -> dict[str, Any]:
-    body = {key: value for key, value in data.items() if key != "digest"}
-    return {**body, "digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
-
-
 @pytest.fixture(scope="module")
 def with_table(gaussians: PrivacyReport) -> PrivacyReport:
     return gaussians.with_epsilons([1e-8, 1e-6])
@@ -248,7 +242,7 @@ def test_an_edited_table_is_found_behind_a_fitting_digest(
 ) -> None:
     data = json.loads(with_table.to_json())
     edit(data)
-    verified = verify_report(signed(data))
+    verified = verify_report(with_digest(data))
     assert not verified.ok
     assert not any("digest" in problem for problem in verified.problems)
 
@@ -257,12 +251,12 @@ def test_a_bound_that_is_too_high_or_left_out_is_no_fault(with_table: PrivacyRep
     data = json.loads(with_table.to_json())
     data["epsilons"]["rows"][0]["epsilon"] *= 2
     data["epsilons"]["rows"][1]["epsilon"] = None
-    assert verify_report(signed(data)).problems == ()
+    assert verify_report(with_digest(data)).problems == ()
 
 
 def test_shares_that_were_not_sealed_cannot_be_left_out_by_saying_so(with_table: PrivacyReport) -> None:
     data = json.loads(with_table.to_json())
     data["shares"][0]["sealed_at"] = None
-    assert verify_report(signed(data)).ok  # a higher bound than needed
+    assert verify_report(with_digest(data)).ok  # a higher bound than needed
     data["epsilons"]["rows"][0]["epsilon"] = 1e-3
-    assert any("epsilons" in problem for problem in verify_report(signed(data)).problems)
+    assert any("epsilons" in problem for problem in verify_report(with_digest(data)).problems)

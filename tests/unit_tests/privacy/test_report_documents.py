@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 
 from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.privacy.accounting.events import canonical_json
-from tests.sealed_files import sealed
+from tests.sealed_files import sealed, with_digest
 
 WORDS = [" my", " card"]
 Edit = Callable[[dict[str, Any]], object]
@@ -43,9 +41,7 @@ def edited(saved: dict[str, Any], edit: Edit) -> dict[str, Any]:
     """Returns the store after an edit, its digest written anew, as a forger would."""
     found = copy.deepcopy(saved)
     edit(found)
-    budget = found["report"]["budget"]
-    data = {key: value for key, value in budget.items() if key != "digest"}
-    budget["digest"] = hashlib.sha256(canonical_json(data).encode("utf-8")).hexdigest()
+    found["report"]["budget"] = with_digest(found["report"]["budget"])
     return sealed(found)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +18,14 @@ from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
-from langchain_dpicl.privacy.accounting.events import Event, canonical_json
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.label_tickets import label_release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.row_design import RowDesign
 from tests.labelling_doubles import MECHANISMS, TEACHERS, examples, house, labeler
+from tests.sealed_files import assert_found, with_digest
 
 Public = dict[str, Any]
 COMBINATIONS = [
@@ -67,30 +67,17 @@ def public_of(data: Public, place: int = 0) -> Public:
     return components[place]["public"]
 
 
-def signed(data: Public) -> Public:
-    """The same release, its digest made to fit what somebody wrote into it."""
-    body = {key: value for key, value in data["budget"].items() if key != "digest"}
-    data["budget"] = body | {"digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
-    return data
-
-
 def forged(report: Any, change: Callable[[Public], object]) -> VerifiedReport:
     """What the verifier says of a report after `change` of what its component shows."""
     data = copy.deepcopy(dict(report))
     change(public_of(data))
-    found = verify_report(signed(data))
+    found = verify_report({**data, "budget": with_digest(data["budget"])})
     assert not any("digest" in problem for problem in found.problems)
     return found
 
 
 def with_values(**values: Any) -> Callable[[Public], None]:
     return lambda public: public.update(values)
-
-
-def assert_found(found: VerifiedReport, *words: str) -> None:
-    assert not found.ok
-    for word in words:
-        assert any(word in problem for problem in found.problems), (word, found.problems)
 
 
 # --- right reports ----------------------------------------------------------------------------------------------------
@@ -171,9 +158,9 @@ def test_labellings_of_a_joint_plan_verify_and_each_is_held_against_its_own_tick
     data = declared(planned(), joint=True).report().to_dict()
     assert len(data["shares"]) == 1
     assert verify_report(data).problems == ()
-    release = signed({"budget": copy.deepcopy(data)})
+    release = {"budget": copy.deepcopy(data)}
     public_of(release, 1)["max_queries"] = 2
-    found = verify_report(signed(release)["budget"])
+    found = verify_report(with_digest(release["budget"]))
     assert_found(found, "second: shows labelling")
     assert not any(problem.startswith("first") for problem in found.problems)
 
@@ -418,7 +405,7 @@ def test_tickets_are_never_charged_as_a_pool() -> None:
     share = data["budget"]["shares"][0]
     for kind in ("gdp", "tickets"):
         share["components"][0] |= {"kind": kind, "limit": 0.001}
-        assert_found(verify_report(signed(data)), "charged as a pool")
+        assert_found(verify_report({**data, "budget": with_digest(data["budget"])}), "charged as a pool")
 
 
 def test_a_release_is_read_back_as_it_was() -> None:

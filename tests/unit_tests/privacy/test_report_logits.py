@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.report import verify_report
 from tests.full_doubles import full_engine
+from tests.sealed_files import with_digest
 from tests.unit_tests.test_logit_corridor import writing
 from tests.unit_tests.test_synthesis import handler
 
@@ -25,12 +24,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "disjoint, free": {"sampling": "disjoint", "shots_per_label": 2, "free_tokens": 0.5, "private_tokens": 2},
     "disjoint, gumbel": {"sampling": "disjoint", "shots_per_label": 2, "mechanism": "gumbel"},
 }
-
-
-def with_digest(report: dict[str, Any]) -> dict[str, Any]:
-    """What somebody does who knows the format: the digest made to fit the lie."""
-    body = {key: value for key, value in report.items() if key != "digest"}
-    return {**body, "digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
 
 
 def reported(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -17,13 +16,13 @@ from langchain_dpicl._optimizers import Optimizer
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy import shown_training
-from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.soft_prompt import FORMAT, VERSION, SoftPrompt
 from tests.gradient_doubles import LogisticEngine, prepared
 from tests.labelling_doubles import house
-from tests.sealed_files import sealed
+from tests.sealed_files import assert_found, sealed, with_digest
 
 State = dict[str, Any]
 COMPONENT = "report.budget.shares.0.components.0"
@@ -68,26 +67,15 @@ def without(path: str) -> Callable[[State], None]:
     return change
 
 
-def sign(report: State) -> State:
-    body = {key: value for key, value in report.items() if key != "digest"}
-    return body | {"digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
-
-
 def judged(state: State, *changes: Callable[[State], None]) -> VerifiedReport:
     """What the verifier says after changes, behind a digest that was made to fit."""
     forged = copy.deepcopy(state)
     for change in changes:
         change(forged)
-    forged["report"]["budget"] = sign(forged["report"]["budget"])
+    forged["report"]["budget"] = with_digest(forged["report"]["budget"])
     found = verify_report(json.dumps(sealed(forged)))
     assert not any("digest" in problem for problem in found.problems)
     return found
-
-
-def assert_found(found: VerifiedReport, *words: str) -> None:
-    assert not found.ok
-    for word in words:
-        assert any(word in problem for problem in found.problems), (word, found.problems)
 
 
 def test_a_trained_prompt_verifies_in_every_form(prompt: SoftPrompt, saved: State) -> None:
@@ -264,7 +252,7 @@ def share_forged(kind: str, *changes: Callable[[State], None]) -> VerifiedReport
     assert verify_report(data).problems == ()
     for change in changes:
         change(data["shares"][0])
-    return verify_report(sign(data))
+    return verify_report(with_digest(data))
 
 
 @pytest.mark.parametrize("form", [{"examples": []}, {"entries": []}, {}], ids=["demonstrations", "a pool", "a report"])
@@ -310,7 +298,7 @@ def test_a_joint_plan_of_one_component_is_one_share_too() -> None:
 
 def test_a_report_is_of_this_package() -> None:
     data = one_share("tickets").report().to_dict()
-    assert_found(verify_report(sign({**data, "package": "another"})), "package: expected 'langchain-dpicl'")
+    assert_found(verify_report(with_digest({**data, "package": "another"})), "package: expected 'langchain-dpicl'")
 
 
 def test_the_names_that_are_asked_for_are_those_that_are_written(saved: State) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.declaring import declare_share
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent, canonical_json
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.training_tickets import (
@@ -32,7 +31,7 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.report import VerifiedReport, verify_report
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.training_planning import TrainingPlan, plan_training
-from tests.sealed_files import sealed
+from tests.sealed_files import assert_found, sealed, with_digest
 
 Public = dict[str, Any]
 SIZE = 400
@@ -58,24 +57,13 @@ def declared(plan: TrainingPlan, **shown: Any) -> Budget:
     return ledger
 
 
-def signed(data: Public) -> Public:
-    body = {key: value for key, value in data.items() if key != "digest"}
-    return body | {"digest": hashlib.sha256(canonical_json(body).encode()).hexdigest()}
-
-
 def forged(ledger: Budget, change: Callable[[Public], object]) -> VerifiedReport:
     """What the verifier says after `change` of the component, in a report whose digest was made to fit."""
     data = copy.deepcopy(ledger.report().to_dict())
     change(data["shares"][0]["components"][0])
-    found = verify_report(signed(data))
+    found = verify_report(with_digest(data))
     assert not any("digest" in problem for problem in found.problems)
     return found
-
-
-def assert_found(found: VerifiedReport, *words: str) -> None:
-    assert not found.ok
-    for word in words:
-        assert any(word in problem for problem in found.problems), (word, found.problems)
 
 
 # --- tickets ----------------------------------------------------------------------------------------------------------

@@ -40,11 +40,6 @@ def refuse(path: Path) -> None:
     raise LedgerError("found no export")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "budget.db"
-
-
 @pytest.mark.parametrize("end", ["", "-wal", "-shm"])
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_file_of_an_open_ledger_is_not_opened(path: Path, end: str, alias: str) -> None:

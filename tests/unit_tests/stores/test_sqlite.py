@@ -33,11 +33,6 @@ class TestSQLiteStore(DurableStoreContract):
         return SQLiteStore(store.path, name=name)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "budget.db"
-
-
 class TestOpening:
     """It makes nothing, and changes nothing that is not a ledger's."""
 

@@ -15,11 +15,6 @@ from tests.ledgers import private
 from tests.sqlite_ledgers import edited
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "budget.db"
-
-
 def budget_at(path: Path, name: str, *dataset_ids: str) -> Budget:
     made = Budget(epsilon=1.0, delta=1e-6, store=SQLiteStore.new(path, name=name))
     for dataset_id in dataset_ids:

@@ -23,12 +23,6 @@ from tests.contracts.store import in_child
 from tests.ledgers import tickets, use_simple_prices
 from tests.sqlite_ledgers import edited, made, numbers, write
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "budget.db"
-
-
 OTHER = """
 import sqlite3, sys
 ledger = sqlite3.connect(sys.argv[1], isolation_level=None)

@@ -16,11 +16,6 @@ from tests.contracts.store import header, in_child
 from tests.sqlite_ledgers import edited, made, numbers, write
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "budget.db"
-
-
 class Broken:
     """A connection that can be closed, and nothing else."""
 
