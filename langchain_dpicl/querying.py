@@ -21,13 +21,13 @@ from tqdm.auto import tqdm
 from typing_extensions import override
 
 from langchain_dpicl._query_memo import AnswerMemo
+from langchain_dpicl._query_plan import QUERY_TEMPLATE
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.walk import Ask, AtMost, Turn, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger import Reservation
-from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.receipts import Receipt, Source
 from langchain_dpicl.run_events import REFUSED, arecord_event, record_event
 from langchain_dpicl.runnables import ChargingRunnable, Pay

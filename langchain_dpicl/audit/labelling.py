@@ -15,9 +15,9 @@ from langchain_dpicl.audit.components import labeler_of, share_of
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.labelled_pool import PoolEntry
 from langchain_dpicl.labelling import PromptPATELabeler
-from langchain_dpicl.labelling_planning import ANSWER_TEMPLATE, LABEL_TEMPLATE, SAMPLE_TEMPLATE, TEST_TEMPLATE
 from langchain_dpicl.privacy.confident import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.events import Event, GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.label_tickets import ANSWER_TEMPLATE, LABEL_TEMPLATE, SAMPLE_TEMPLATE, TEST_TEMPLATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

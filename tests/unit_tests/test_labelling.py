@@ -595,7 +595,7 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
     ]
     for other in others:
         options = {"budget": budget, "checkpoint": path, "max_queries": 2, **other}
-        with pytest.raises(ConfigurationError, match="checkpoint: expected labels of this very run"):
+        with pytest.raises(ConfigurationError, match="checkpoint: expected labels of the same run"):
             labeler(private, **options)
         assert (lines(budget), budget.remaining_epsilon) == (before, left)
     for elsewhere, name in ((house(), "ledger_id"), (house("replace_one"), "adjacency")):
