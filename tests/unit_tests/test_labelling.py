@@ -742,7 +742,7 @@ def test_a_call_from_within_a_call_is_refused_before_it_pays() -> None:
     seen: list[str] = []
 
     def within() -> None:
-        with pytest.raises(ConfigurationError, match="from within another"):
+        with pytest.raises(ConfigurationError, match="inside another"):
             made.label("in between")
         seen.append("refused")
 

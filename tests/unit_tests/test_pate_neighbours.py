@@ -24,7 +24,7 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _labelling_run
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _progress
 from langchain_dpicl.backends import label_rows
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
@@ -200,7 +200,7 @@ def observe(
     """Everything that anybody but the engine sees of it, as one text without random ids."""
     events, log, bar = Events(), Log(), type("OneBar", (Bar,), {"shown": []})
     logging.getLogger().addHandler(log)
-    real, _labelling_run.tqdm = _labelling_run.tqdm, bar
+    real, _progress.tqdm = _progress.tqdm, bar
     try:
         with (
             TemporaryDirectory() as folder,
@@ -215,7 +215,7 @@ def observe(
             seen = steps.invoke(None, {"callbacks": [events]})
             seen.append(sorted(path.name for path in Path(folder).iterdir()))
     finally:
-        _labelling_run.tqdm = real
+        _progress.tqdm = real
         logging.getLogger().removeHandler(log)
     lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
     seen += [events.told, lines, log.lines, bar.shown, [str(one.message) for one in warned], printed.getvalue()]
