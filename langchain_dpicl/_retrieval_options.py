@@ -102,21 +102,21 @@ def check_floor(labels: tuple[str, ...], least: float | str | None, answer: str)
 
 
 def checked_balances(
-    given: Any, *, private: PrivateExamples, budget: Budget, component: str | None
+    balances: Any, *, private: PrivateExamples, budget: Budget, component: str | None
 ) -> SQLiteBalances | None:
     """Opens the file of balances; None: balances stay in memory."""
-    if given is None:
+    if balances is None:
         return None
     if not budget.durable:
-        raise fail("balances", "None with a ledger in memory, which is lost before the file", type(given).__name__)
+        raise fail("balances", "None with a ledger in memory, which is lost before the file", type(balances).__name__)
     if component is None:
         raise fail("component", "a name that other processes find the filter by", component)
     if private.unit_key is None:
         advice = "Without one, a unit is the position in the list, where another process may have another document."
         raise fail("balances", "documents with a unit_key", None, advice)
-    if not isinstance(given, SQLiteBalances | str | os.PathLike):
-        raise fail("balances", "the path of a file, or SQLiteBalances", type(given).__name__)
-    return given if isinstance(given, SQLiteBalances) else SQLiteBalances(given)
+    if not isinstance(balances, SQLiteBalances | str | os.PathLike):
+        raise fail("balances", "the path of a file, or SQLiteBalances", type(balances).__name__)
+    return balances if isinstance(balances, SQLiteBalances) else SQLiteBalances(balances)
 
 
 def examples_of(holder: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
