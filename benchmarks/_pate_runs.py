@@ -20,8 +20,9 @@ from langchain_dpicl import Budget, LabelledPool, PromptPATEExampleSelector, Pro
 from langchain_dpicl._voting_options import VotingTask, reader_of
 from langchain_dpicl.backends.walk import drive
 from langchain_dpicl.baselines import label_votes_without_privacy
-from langchain_dpicl.labelling_planning import LabellingPlan, Teachers, plan_labelling
+from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
 from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.extensions.label_tickets import Teachers
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import expected_rows
 from langchain_dpicl.row_design import RowDesign

@@ -1,8 +1,4 @@
-"""Where answers in free form are compared: by their embeddings, or by the keywords in them (Wu et al., 2024).
-
-A space says what is added up, what noise fits, what is asked in public for one query, and what follows from a release.
-Makes no private call and knows no record, no template and no budget.
-"""
+"""Aggregates free-form answers by their embeddings, or by the keywords in them (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -25,23 +21,23 @@ from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, V
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
 
 MOST_KEYWORDS = 256
-"""Keywords of a domain that is made for each query, unless told otherwise."""
+"""Default of the largest keyword domain that is built for a query."""
 
 _TOO_FEW = (
-    "Give candidates_llm= a model with a temperature above 0 (and without a response cache), candidates= of your own, "
+    "Give candidates_llm= a model with a temperature above 0 (and without a response cache), your own candidates=, "
     "or another stop= if answers begin with one. Nothing was charged."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of one answer, all of it public.
+    """The public state of one answer.
 
     Attributes:
-      answer: the text; None: still to be written from the keywords.
+      answer: the text; None: to be written from the keywords.
       keywords: released, best first.
       similarities: cosine to the released sum, by candidate.
-      abstained: nothing stood out of the noise, and the text says so.
+      abstained: nothing exceeded the noise floor; the text is the abstention text.
     """
 
     answer: str | None
@@ -51,14 +47,14 @@ class Outcome:
 
 
 class Round(Protocol):
-    """One query, ready for its release."""
+    """One query prepared for its release."""
 
     @property
     def rows(self) -> AnswerRows:
-        """Makes rows of private prompts."""
+        """Turns private prompts into rows."""
 
     def outcome(self, released: Release) -> Outcome:
-        """Returns what follows from the release."""
+        """Computes the outcome from the release (post-processing)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +78,8 @@ class EmbeddingRound:
     """The public candidates of one query and their embeddings, float64[candidates, width].
 
     Attributes:
-      floor: how far the released sum has to go along the nearest candidate; None: the nearest is always the answer.
-      abstain_answer: the text where it does not.
+      floor: least length of the released sum along the nearest candidate; None: the nearest is always the answer.
+      abstain_answer: the text below the floor.
     """
 
     rows: AnswerRows
@@ -104,24 +100,18 @@ class EmbeddingRound:
 
 
 class EmbeddingSpace:
-    """Answers are embedded; the noisy sum of their unit vectors leaves the vault.
+    """Aggregates answers by embedding them; releases the noisy sum of their unit vectors.
 
     Args:
       engine: completes private prompts.
-      embeddings: LangChain embeddings, or silent ones; they SEE the private answers.
+      embeddings: LangChain embeddings, or silent ones; they receive the private answers.
       fixed: the candidates of every query; embedded here.
       max_tokens: most tokens of a private answer.
       stop: what ends an answer.
 
-    Raises:
-      ConfigurationError: no embeddings, or fewer than two fixed candidates.
-      CapabilityError: see `SilentEmbeddings`.
-      UnsilencableModelError: see `SilentEmbeddings`.
-      ModelCallError: the embeddings could not be reached.
-
     Attributes:
-      floor_of: by the number of candidates, how far a released sum has to go along the nearest; public, from the plan.
-      abstain_answer: the text where it does not.
+      floor_of: number of candidates to the least length along the nearest one; public, from the plan.
+      abstain_answer: the text below that length.
     """
 
     kind = "embedding"
@@ -154,14 +144,10 @@ class EmbeddingSpace:
         return self._rows.width
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
-        """Embeds the candidates; those that are the same for every query only as far as to see who is out.
-
-        Raises:
-          ConfigurationError: there are fewer than two.
-          ModelCallError: the embeddings could not be reached.
-        """
+        """Embeds the candidates; of fixed candidates only one, to detect an outage."""
         del query
         _check_candidates(candidates)
+        # Fixed candidates were embedded at construction; one is embedded again to detect an outage before the ticket.
         if self._fixed is not None:
             yield _AskVectors(self.embeddings, candidates[:1])
             return self._round(*self._fixed)
@@ -185,23 +171,20 @@ class KeywordRound:
     words: tuple[str, ...]
 
     def outcome(self, released: Release) -> Outcome:
-        """Returns the released keywords; the answer is still to be written."""
+        """Returns the released keywords, from which the answer is written later."""
         return Outcome(None, keywords=tuple(self.words[index] for index in released.indices or ()))
 
 
 class KeywordSpace:
-    """Which public keywords occur in answers is counted; the most common ones leave the vault, in order.
+    """Aggregates answers by counting public keywords in them; releases the most common ones, in order.
 
     Args:
       engine: completes private prompts.
       domain: the keywords of every query; None: the words of the query and of the public candidates.
       num_keywords: keywords of one release.
-      most: keywords of a domain that is made for a query; None: 256.
+      most: largest domain that is built for a query; None: 256.
       max_tokens: most tokens of a private answer.
       stop: what ends an answer.
-
-    Raises:
-      ConfigurationError: a number is out of range, or the domain holds too few keywords.
     """
 
     kind = "keywords"
@@ -225,7 +208,7 @@ class KeywordSpace:
 
     @property
     def mechanism(self) -> JointExponentialMechanism:
-        """The mechanism, at any noise."""
+        """The mechanism; its noise is calibrated by the plan."""
         return JointExponentialMechanism(1.0, num_choices=self._number)
 
     @property
@@ -234,14 +217,10 @@ class KeywordSpace:
         return self._most if self._fixed is None else len(self._fixed)
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
-        """Makes the domain of the query.
-
-        Raises:
-          ConfigurationError: it holds fewer keywords than are to be released.
-        """
+        """Builds the keyword domain of the query."""
         domain = self._fixed or self._checked(Keywords.of_texts([*query, *candidates], most=self._most))
         return KeywordRound(AnswerRows.keywords(self._engine, domain, **self._options), domain.words)
-        yield  # a walk that asks nothing
+        yield  # makes this a generator
 
     def _checked(self, domain: Keywords) -> Keywords:
         if len(domain) < self._number:
@@ -261,7 +240,7 @@ class KeywordSpace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoisyKeywordRound:
-    """The public keywords of one query, how many are told, and what noise alone reaches."""
+    """The public keywords of one query, how many of them are returned at most, and the noise floor."""
 
     rows: AnswerRows
     words: tuple[str, ...]
@@ -270,10 +249,7 @@ class NoisyKeywordRound:
     abstain_answer: str
 
     def outcome(self, released: Release) -> Outcome:
-        """Returns the keywords that stand out of the noise, best first; the answer is still to be written.
-
-        Where there are none there is nothing to write from: nobody is asked, and the answer says so.
-        """
+        """Returns the keywords above the noise floor, best first; without any, the answer is the abstention text."""
         weights = np.asarray(released.values)
         best = [int(place) for place in np.argsort(-weights, kind="stable")[: self.most]]
         words = tuple(self.words[place] for place in best if weights[place] >= self.floor)
@@ -281,11 +257,11 @@ class NoisyKeywordRound:
 
 
 class NoisyKeywordSpace(KeywordSpace):
-    """As `KeywordSpace`, for Gaussian noise on every keyword: an answer's keywords together have a vector of length 1.
+    """As `KeywordSpace`, with Gaussian noise on every keyword: the keywords of an answer are a vector of length 1.
 
     Attributes:
-      floor: least noisy weight of a keyword that is told; public, from the plan.
-      abstain_answer: the text where none is.
+      floor: least noisy weight of a returned keyword; public, from the plan.
+      abstain_answer: the text if no keyword reaches the floor.
     """
 
     aggregation = VoteVectorSum()  # type: ignore[assignment]
@@ -293,7 +269,7 @@ class NoisyKeywordSpace(KeywordSpace):
     abstain_answer: str = ""
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> Walk[Round]:
-        """Makes the domain of the query; see `KeywordSpace.prepared`."""
+        """Builds the keyword domain of the query; see `KeywordSpace.prepared`."""
         made: Any = yield from super().prepared(query, candidates)
         return NoisyKeywordRound(made.rows, made.words, self._number, self.floor, self.abstain_answer)
 
@@ -302,7 +278,7 @@ Space: TypeAlias = EmbeddingSpace | KeywordSpace
 
 
 def cosines(vector: NDArray[np.float64], rows: Rows) -> NDArray[np.float64]:
-    """Returns float64[n]: the cosine of the angle to each row, 0 where either has no length; finite for all floats.
+    """Returns float64[n]: the cosine of the angle to each row, 0 for zero vectors; finite for all finite floats.
 
     >>> cosines(np.array([3.0, 4.0]), np.array([[1.0, 0.0], [0.0, 0.0], [1e300, 1e300]])).round(2).tolist()
     [0.6, 0.0, 0.99]
@@ -312,7 +288,7 @@ def cosines(vector: NDArray[np.float64], rows: Rows) -> NDArray[np.float64]:
 
 
 def _unit(rows: Rows) -> Rows:
-    """Returns rows of length 1, or 0; divided by their largest number first, whose square may be no float."""
+    """Returns rows of length 1, or 0; divides by the largest entry first, whose square may overflow."""
     peak = np.abs(rows).max(axis=1, keepdims=True)  # [n, 1]
     scaled = np.divide(rows, peak, out=np.zeros_like(rows), where=peak > 0)
     length = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))

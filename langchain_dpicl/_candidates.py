@@ -1,8 +1,4 @@
-"""What is asked in public for an answer in free form: candidates, the zero-shot answer, and an answer from keywords.
-
-Every prompt here is public, so calls to LangChain models are made in the open, with the run's own config, for traces to
-show them. Knows no private record, no row and no budget.
-"""
+"""Makes the public calls of free-form answers: candidates, the zero-shot answer, and an answer from keywords."""
 
 from __future__ import annotations
 
@@ -30,23 +26,22 @@ from langchain_dpicl.exceptions import DPICLError, ModelCallError
 from langchain_dpicl.privacy._validate import check_int, fail
 
 NO_STREAM = "nostream"
-"""LangGraph's tag for calls whose tokens are no part of what a graph says to its user."""
-
+"""LangGraph's tag for calls whose tokens are not streamed to the user of a graph."""
 
 KEYWORDS = "keywords"
 """Variable of an answer prompt: the released keywords, best first, with commas between them."""
 
 _ANY_CHOICE = ("yes", "no")
-"""Asked for only to hear whether an engine that chooses among texts answers at all."""
+"""Choices of a test call that detects whether an engine answers."""
 
 _HINT = "Words that good answers to what follows often hold, the most common first: {" + KEYWORDS + "}"
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AskInPublic:
-    """Asks somebody who is not ours, in public; what fails is told by its kind alone.
+    """Makes a public call to code outside this package; reports the class of an error only.
 
-    The text of a failure is left out, as texts about load and credit may quote what private calls used before.
+    The text of an error is omitted: texts about load and credit may describe the private calls made before.
     """
 
     name: str
@@ -59,9 +54,9 @@ class AskInPublic:
             return self.ask()
         except DPICLError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever the other side raises
+        except Exception as error:  # noqa: BLE001  foreign code may raise anything
             kind = _kind(error)
-        raise self._failed(kind)  # outside the handler: the other side's exception is not its context
+        raise self._failed(kind)  # outside the handler, so that the foreign exception is not its context
 
     async def arun(self) -> Any:
         """Answers, awaiting."""
@@ -69,7 +64,7 @@ class AskInPublic:
             return await self.aask()
         except DPICLError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever the other side raises
+        except Exception as error:  # noqa: BLE001  foreign code may raise anything
             kind = _kind(error)
         raise self._failed(kind)
 
@@ -78,15 +73,12 @@ class AskInPublic:
 
 
 class PublicModel:
-    """A model's own answers to public prompts: a Runnable's in the open, otherwise an engine's.
+    """A model that answers public prompts: a Runnable in traced calls, or an engine.
 
     Args:
-      llm: a Runnable from a prompt to text or a message, called as it is; or an engine that completes text.
+      llm: a Runnable from a prompt to text or a message; or an engine that completes text.
       max_tokens: most tokens of an engine's answer; a Runnable has its own limit.
-      stop: what ends an answer.
-
-    Raises:
-      CapabilityError: `llm` writes no text.
+      stop: texts that end an answer.
     """
 
     def __init__(self, llm: Any, *, max_tokens: int, stop: Sequence[str]) -> None:
@@ -97,25 +89,22 @@ class PublicModel:
         """Public name, for messages."""
 
     def ask(self, prompt: str | PromptValue, config: RunnableConfig, *, count: int = 1) -> Ask:
-        """Returns what asks `count` times; answered with the distinct answers as a tuple, without blank ones.
-
-        The answer raises ModelCallError where a call fails.
-        """
+        """Returns an `Ask` of `count` equal calls; its answer is the tuple of distinct answers that are not blank."""
         return self.ask_each([prompt] * count, config)
 
     def ask_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Ask:
-        """Returns what asks each of these public prompts once; answered as `ask`, from all of them together."""
+        """Returns an `Ask` with one call for each public prompt; its answer is as that of `ask`."""
         if isinstance(self._llm, Runnable):
             return self._ask_runnable(self._llm, list(prompts), config)
         return self._ask_engine(self._llm, [text if isinstance(text, str) else text.to_string() for text in prompts])
 
     def rest(self) -> None:
-        """Ends what was started to answer, where something was: a run is over."""
+        """Releases what a run has started for its calls; does nothing by default."""
 
     def _ask_runnable(self, model: Runnable[Any, Any], prompts: list[Any], config: RunnableConfig) -> Ask:
         def ask() -> tuple[str, ...]:
-            found = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)
-            return self._read(found)
+            answers = [model.invoke(prompts[0], config)] if len(prompts) == 1 else model.batch(prompts, config)
+            return self._read(answers)
 
         async def aask() -> tuple[str, ...]:
             if len(prompts) == 1:
@@ -126,11 +115,12 @@ class PublicModel:
 
     def _ask_engine(self, engine: TextBackend, prompts: list[str]) -> Ask:
         options: dict[str, Any] = {"max_tokens": self._max_tokens, "stop": self._stop}
-        if "public" in inspect.signature(engine.complete).parameters:  # engines that then need no public shape
+        if "public" in inspect.signature(engine.complete).parameters:  # such engines need no constant batch shape then
             options["public"] = True
 
         def ask() -> tuple[str, ...]:
             texts = self._read(engine.complete(prompts, **options))
+            # Engines return "" for failed calls too; a second call tells an empty answer from an outage.
             if not texts and isinstance(engine, PublicChoiceBackend):
                 engine.score_public(prompts[0], _ANY_CHOICE)
             elif not texts:
@@ -148,7 +138,7 @@ class PublicModel:
         return AskInPublic(self.name, ask, aask)
 
     def _check_answers(self, engine: TextBackend) -> NextTokenBackend:
-        """Returns the engine where it can be asked again: "" is an answer, but of a call that failed, too."""
+        """Returns the engine if it has a call that fails visibly: "" may be an answer or a failed call."""
         if isinstance(engine, NextTokenBackend):
             return engine
         raise ModelCallError(
@@ -156,17 +146,17 @@ class PublicModel:
             "model, or give another stop=, then ask again"
         )
 
-    def _read(self, found: Iterable[Any]) -> tuple[str, ...]:
-        return distinct(cut(text_of(self.name, answer), self._stop) for answer in found)
+    def _read(self, answers: Iterable[Any]) -> tuple[str, ...]:
+        return distinct(cut(text_of(self.name, answer), self._stop) for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
 class PublicAnswers:
-    """What was said in public about a query.
+    """The public answers to a query.
 
     Attributes:
-      zero_shot: an answer of the public model; "" if it has none.
-      candidates: distinct answers to choose from, or to take words from.
+      zero_shot: an answer of the public model; "" if there is none.
+      candidates: distinct answers to choose from, or to take keywords from.
     """
 
     zero_shot: str
@@ -174,18 +164,18 @@ class PublicAnswers:
 
 
 class PublicSide:
-    """Who is asked in public, before a ticket is taken and after a release.
+    """The public calls of a query, before its ticket is reserved and after its release.
 
     Formal guarantees:
-      - Each model that a query will need is asked here first, so that an outage shows before a ticket is taken.
-      - What is asked is made of public texts alone.
+      - Each model that a query needs is called here first, so that an outage is detected before a ticket is reserved.
+      - Calls contain public texts only.
 
     Args:
-      llm: the model of the private calls; asked in public too.
-      writer: the model that writes in public, where it is another one.
-      candidates: a list, or where to fetch one for each query (a Runnable, or a function); None: the public model
-        writes them.
-      count: answers that the public model is asked for to write candidates; 0: none are needed.
+      llm: the model of the private calls; called in public too.
+      writer: the public model, if it is another one.
+      candidates: a list, or a Runnable or function that returns one for each query; None: the public model writes
+        them.
+      count: answers that the public model is asked for as candidates; 0: none are needed.
     """
 
     def __init__(
@@ -195,7 +185,7 @@ class PublicSide:
         self._writer = writer or llm
         self._count = 0 if candidates is not None else count
         self.fixed = None if _fetches(candidates) else _listed("candidates", candidates)
-        """The candidates, where they are the same for every query."""
+        """The candidates if they are the same for every query; otherwise None."""
         self._source = _as_runnable(candidates) if _fetches(candidates) else None
 
     @property
@@ -211,18 +201,10 @@ class PublicSide:
         return "fetched" if self._source else "written" if self._count else "none"
 
     def before(self, prompt: str, query: Mapping[str, str], config: RunnableConfig) -> Walk[PublicAnswers]:
-        """Asks what is asked before a ticket is taken.
-
-        Args:
-          prompt: the public prompt: without records.
-          query: the query's variables.
-          config: the run's config.
-
-        Raises:
-          ModelCallError: somebody did not answer.
-        """
+        """Makes the public calls before the ticket is reserved (a walk)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
+        # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
         if self._writer is not self._llm:
             yield self._llm.ask(prompt, config)
         zero_shot = own[0] if own else ""
@@ -231,11 +213,7 @@ class PublicSide:
         return PublicAnswers(zero_shot, self.fixed or (own if self._count else ()))
 
     def write(self, prompt: PromptValue, config: RunnableConfig) -> Walk[str]:
-        """Asks the public model for its answer.
-
-        Raises:
-          ModelCallError: the call failed, or brought no text.
-        """
+        """Asks the public model for its answer (a walk)."""
         answers: tuple[str, ...] = yield self._writer.ask(prompt, config)
         if not answers:
             raise ModelCallError(f"a public call to {self.name} brought no text before the first stop string")
@@ -243,42 +221,38 @@ class PublicSide:
 
     @staticmethod
     def _fetch(source: Runnable[Any, Any], query: Mapping[str, str], config: RunnableConfig) -> Ask:
-        given: Any = next(iter(query.values())) if len(query) == 1 else dict(query)
+        value: Any = next(iter(query.values())) if len(query) == 1 else dict(query)
 
         def ask() -> tuple[str, ...]:
-            return _listed("candidates", source.invoke(given, config)) or ()
+            return _listed("candidates", source.invoke(value, config)) or ()
 
         async def aask() -> tuple[str, ...]:
-            return _listed("candidates", await source.ainvoke(given, config)) or ()
+            return _listed("candidates", await source.ainvoke(value, config)) or ()
 
         return AskInPublic("candidates", ask, aask)
 
 
-def answer_template(wording: TaskWording, given: Any) -> BasePromptTemplate[Any]:
-    """Returns the template that an answer is written from: `given`, or the prompt without examples under a hint.
-
-    Raises:
-      ConfigurationError: it is no template, or its variables are not {keywords} and some of the query's.
-    """
+def answer_template(wording: TaskWording, template: Any) -> BasePromptTemplate[Any]:
+    """Returns the template that an answer is written from; by default a line of keywords and the zero-shot prompt."""
     if KEYWORDS in wording.input_variables:
         raise fail("suffix, prefix", f"another name than {{{KEYWORDS}}} for a variable of the query", KEYWORDS)
-    if given is None:
+    if template is None:
         between = wording.separator.replace("{", "{{").replace("}", "}}")
-        given = between.join([*([wording.prefix] if wording.prefix else []), _HINT, wording.suffix])
-    if isinstance(given, str):
-        given = _from_text(given)
-    if not isinstance(given, BasePromptTemplate):
-        raise fail("answer_prompt", "text or a prompt template", type(given).__name__)
-    used = set(given.input_variables)
-    if KEYWORDS not in used or not used <= {KEYWORDS, *wording.input_variables}:
+        template = between.join([*([wording.prefix] if wording.prefix else []), _HINT, wording.suffix])
+    if isinstance(template, str):
+        template = _from_text(template)
+    if not isinstance(template, BasePromptTemplate):
+        raise fail("answer_prompt", "text or a prompt template", type(template).__name__)
+    variables = set(template.input_variables)
+    if KEYWORDS not in variables or not variables <= {KEYWORDS, *wording.input_variables}:
         expected = f"a template with {{{KEYWORDS}}} and variables among {list(wording.input_variables)}"
-        raise fail("answer_prompt", expected, sorted(used))
-    try:  # now, and not after a release
-        given.format_prompt(**dict.fromkeys(used, "text"))
-    except Exception as error:  # noqa: BLE001  whatever a template of any class raises
+        raise fail("answer_prompt", expected, sorted(variables))
+    try:  # fails here rather than after a charged release
+        template.format_prompt(**dict.fromkeys(variables, "text"))
+    except Exception as error:  # noqa: BLE001  a template class may raise anything
         fault = type(error).__name__
     else:
-        return given
+        return template
     raise fail("answer_prompt", "a template that texts can be filled into", fault)
 
 
@@ -290,11 +264,7 @@ def _from_text(template: str) -> PromptTemplate:
 
 
 def text_of(name: str, answer: Any) -> str:
-    """Returns the text of a public answer.
-
-    Raises:
-      ConfigurationError: it is no text, message or document.
-    """
+    """Returns the text of a public answer."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, BaseMessage):

@@ -14,8 +14,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_positive, check_real
 
 if TYPE_CHECKING:
-    from langchain_dpicl.labelling_planning import LabellingPlan, Teachers
+    from langchain_dpicl.labelling_planning import LabellingPlan
     from langchain_dpicl.labelling_proposals import LabellingOption
+    from langchain_dpicl.privacy.extensions.label_tickets import Teachers
     from langchain_dpicl.row_design import RowDesign
 
 OPTIONS = ("public_inputs", "teachers", "chance", "noise", "student_calls")
@@ -57,7 +58,8 @@ def planned_labels(arguments: argparse.Namespace, sizes: dict[str | None, int]) 
 
 
 def _out(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
-    from langchain_dpicl.query_planning import query_signal, with_noise_for
+    from langchain_dpicl._cost import with_noise_for
+    from langchain_dpicl.query_planning import query_signal
 
     chance = _CHANCE if arguments.chance is None else arguments.chance
     options = _options(arguments, public_size, labels, chance)

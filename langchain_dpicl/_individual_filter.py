@@ -1,7 +1,4 @@
-"""The filter behind a component that answers from retrieved documents: paid for once, opened when first needed.
-
-Knows the share and where balances live; no query, no wording and no record.
-"""
+"""Opens the individual privacy filter of a share once, and pays for it, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -29,28 +26,28 @@ from langchain_dpicl.runnables import Pay
 from langchain_dpicl.stores.balances import SQLiteBalances
 
 _DIED = (
-    "Its balances were in the memory of the process that paid for them, and are gone with it: how often each document "
-    "took part is not known any more. Declare another component, which pays again; or give balances= a file from the "
-    "start, which outlives processes and is shared by them."
+    "Its balances were in the memory of the process that paid for them and are lost with it: it is unknown how often "
+    "each document participated. Declare another component, which pays again; or give balances= a file from the start, "
+    "which outlives processes and is shared by them."
 )
 _PATIENCE, _PAUSE = 5.0, 0.01
-"""Seconds that another process, which has the ticket, gets to write so into the file; and between two looks."""
+"""Seconds to wait for the process that holds the ticket to write to the file, and between two reads of the file."""
 
 
 class IndividualFilter(Uncopyable):
     """One set of balances of one share; shared by all copies of a component.
 
     Formal guarantees:
-      - Its ticket burns before the first record is read, once: in this process, or, with balances in a file, in
-        whichever process was first. Another process than the one that holds balances in memory gets none of them.
+      - Its ticket burns once, before the first record is read: in this process or, with balances in a file, in the
+        first process that opens it. Balances in memory are available to the process that paid for them only.
 
     Args:
       private: the documents.
-      budget: who pays.
-      share: where the ticket comes from.
+      budget: the budget that pays.
+      share: the share that the ticket is reserved from.
       plan: what the ticket pays for.
-      texts: finds who is near.
-      balances: where balances outlive the process; None: nowhere.
+      texts: finds similar documents.
+      balances: the file of balances; None: they stay in memory.
     """
 
     def __init__(
@@ -75,22 +72,17 @@ class IndividualFilter(Uncopyable):
 
     @property
     def participants(self) -> Participants | None:
-        """The opened filter; None: it was not paid for yet, in this process."""
+        """The opened filter; None: not opened in this process yet."""
         return self._opened
 
     @property
     def settled(self) -> int:
-        """Queries that the ledger holds as committed; public."""
+        """Number of queries that the ledger records as committed; public."""
         return self.share.committed(ASKED_TEMPLATE)
 
     def open(self, pay: Pay) -> None:
-        """Pays for the filter, or takes up the one that another process paid for; does nothing where that is done.
-
-        Raises:
-          PrivacyBudgetExceededError: its ticket was used, and its balances are gone.
-          PrivacyBudgetError: the share does not fit, or the file is another filter's.
-          LedgerError: the ledger or the file cannot be used; nothing is granted.
-        """
+        """Opens the filter: pays for it, or uses the one that another process paid for; later calls do nothing."""
+        # A lock per process: one that another thread held at a fork would stay locked in the child.
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             if self._opened is None:
                 self._opened = self._in_memory(pay) if self.balances is None else self._on_disk(self.balances, pay)
@@ -118,29 +110,31 @@ class IndividualFilter(Uncopyable):
                     raise
             if opened is not None:
                 return opened
+        # A file that names a line of another ledger, or none, must not grant participations.
         line = balances.paid_by(terms)
         self.budget.check_receipt(line)
         return self._made(None, balances)
 
     def _bought(self, balances: SQLiteBalances, ticket: Reservation, terms: Mapping[str, Any]) -> Participants | None:
-        """Burns the ticket for the file, and says so in it; None: another process was faster, and nothing burnt."""
+        """Burns the ticket and records it in the file; None: another process was first and nothing burnt."""
         made: list[Participants] = []
 
         def buy() -> Mapping[str, Any]:
             made.append(self._made(ticket, balances))
             return {"ledger_id": ticket.ledger_id, "entry": ticket.entry, "entry_hash": ticket.entry_hash}
 
+        # `take_up` holds the lock of the file and calls `buy` only if no other process has paid.
         balances.take_up(terms, buy)
         if not made:
             return None
-        ticket.commit()  # from here on the file says what paid for it
+        ticket.commit()  # the file now names the line that paid for it
         return made[0]
 
     def _was_paid_elsewhere(self, balances: SQLiteBalances, terms: Mapping[str, Any]) -> bool:
-        """Returns whether the file was paid for meanwhile; waits while another process may be about to say so."""
+        """Returns whether another process has paid for the file; waits while one may be writing to it."""
         end = time.monotonic() + min(_PATIENCE, balances.timeout)
         while True:
-            # A line that is committed stood in the file before: so the file is read after the ledger.
+            # The file is written before the ledger commits: so the file is read after the ledger.
             is_over = self.share.remaining(FILTER_TEMPLATE) > 0 or self.share.committed(FILTER_TEMPLATE) > 0
             if balances.paid_by(terms) is not None:
                 return True
@@ -150,11 +144,11 @@ class IndividualFilter(Uncopyable):
 
     def _made(self, ticket: Reservation | None, balances: MemoryBalances | SQLiteBalances) -> Participants:
         payer = Payer(self.budget.ledger_id, self.share.component, self.private.dataset_id)
-        given: dict[str, Any] = {"plan": self.plan, "texts": self.texts, "payer": payer}
-        return open_participants(self.private, ticket, balances=balances, **given)
+        options: dict[str, Any] = {"plan": self.plan, "texts": self.texts, "payer": payer}
+        return open_participants(self.private, ticket, balances=balances, **options)
 
     def _terms(self) -> dict[str, Any]:
-        """Returns what identifies the filter: for whom, how often a unit may take part, and what that costs."""
+        """Returns what identifies the filter: ledger, component, data set and plan."""
         plan = canonical_json(self.plan.to_dict())
         return {
             "ledger_id": self.budget.ledger_id,
@@ -166,7 +160,7 @@ class IndividualFilter(Uncopyable):
 
     def _explain(self, error: PrivacyBudgetExceededError) -> None:
         if self.share.sealed and not self.share.remaining(FILTER_TEMPLATE):
-            where = "The file of balances is a new one, or not that of this filter. " if self.balances else ""
+            where = "The file of balances is new, or belongs to another filter. " if self.balances else ""
             error.args = (f"{error.args[0]} {where}{_DIED}",)
 
     def __repr__(self) -> str:

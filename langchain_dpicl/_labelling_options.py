@@ -1,4 +1,4 @@
-"""Checks, defaults and plans of options of labelling, and how public inputs read. Reads no record, spends nothing."""
+"""Checks the options of labelling, fills in their defaults, and turns public inputs into queries."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from langchain_dpicl._voting_options import VotingTask, design_of
 from langchain_dpicl.asking import Query, TaskWording, public_text
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
-from langchain_dpicl.labelling_planning import (
-    DEFAULT_FIXED_TEACHERS,
-    LabellingPlan,
-    Teachers,
-    plan_labelling,
-    rejection,
-)
+from langchain_dpicl.labelling_planning import DEFAULT_FIXED_TEACHERS, LabellingPlan, plan_labelling, rejection
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
@@ -37,10 +31,10 @@ Fields = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class InputWording:
-    """How a public input becomes the query of a prompt, and how a labelled one becomes a demonstration. Public.
+    """Templates of public inputs: as queries, and as demonstrations once they are labelled. Public.
 
     Attributes:
-      wording: how prompts read.
+      wording: the prompt templates.
       text_key: field of the examples that holds the text.
       label_key: field of the examples that holds the label.
     """
@@ -51,11 +45,7 @@ class InputWording:
 
     @classmethod
     def of(cls, private: PrivateExamples, wording: TaskWording) -> InputWording:
-        """Takes the field names of the private examples.
-
-        Raises:
-          ConfigurationError: they have no label field, or a demonstration would not show it.
-        """
+        """Uses the field names of the private examples."""
         if private.label_key is None:
             advice = "Declare PrivateExamples(label_key=..., labels=...)."
             raise fail("private", "examples with a label field, which demonstrations show", None, advice)
@@ -65,11 +55,7 @@ class InputWording:
 
     @property
     def field_of(self) -> dict[str, str]:
-        """The field that fills each variable of the query: of the same name, or the text for `input` or the only one.
-
-        Raises:
-          ConfigurationError: the query would show the label.
-        """
+        """The field that fills each variable of the query: the one of that name, or the text for `input`."""
         names = self.wording.input_variables
         if self.label_key in names:
             raise fail("suffix", "a template of the query without its label", f"{{{self.label_key}}}")
@@ -81,56 +67,53 @@ class InputWording:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a public input: what a demonstration shows, but for the label, and what the query needs."""
+        """The fields of a public input: those of a demonstration without the label, and those of the query."""
         shown = (name for name in self.wording.example_fields if name != self.label_key)
         return tuple(dict.fromkeys((*shown, *self.field_of.values())))
 
-    def fields_of(self, given: Any) -> Fields:
+    def fields_of(self, public_input: Any) -> Fields:
         """Returns the fields of a public input: text, a document, or a dict of fields (or of the query's variables).
 
         Other keys of a dict are left out.
-
-        Raises:
-          ConfigurationError: a field is missing, or the input carries a label already.
         """
         names = self.fields
-        if isinstance(given, Document) and len(names) == 1:
-            given = given.page_content
-        if isinstance(given, str) and len(names) == 1:
-            return {names[0]: given}
-        if not isinstance(given, Mapping):
+        if isinstance(public_input, Document) and len(names) == 1:
+            public_input = public_input.page_content
+        if isinstance(public_input, str) and len(names) == 1:
+            return {names[0]: public_input}
+        if not isinstance(public_input, Mapping):
             expected = "text" if len(names) == 1 else f"a dict with {list(names)}"
-            raise fail("public_inputs", expected, type(given).__name__)
-        if self.label_key in given:
+            raise fail("public_inputs", expected, type(public_input).__name__)
+        if self.label_key in public_input:
             advice = "Labelled examples are added with add_public_example, which is free."
-            raise fail("public_inputs", f"inputs without {self.label_key!r}", sorted(map(str, given)), advice)
+            raise fail("public_inputs", f"inputs without {self.label_key!r}", sorted(map(str, public_input)), advice)
         variables = {field: name for name, field in self.field_of.items()}
-        keys = {name: name if name in given else variables.get(name, name) for name in names}
-        if missing := [name for name, key in keys.items() if key not in given]:
+        keys = {name: name if name in public_input else variables.get(name, name) for name in names}
+        if missing := [name for name, key in keys.items() if key not in public_input]:
             raise fail("public_inputs", f"a dict with {list(names)}", f"{missing} missing")
-        return {name: public_text(f"public_inputs[{name!r}]", given[key]) for name, key in keys.items()}
+        return {name: public_text(f"public_inputs[{name!r}]", public_input[key]) for name, key in keys.items()}
 
     def query_of(self, fields: Mapping[str, str]) -> Query:
         """Returns the query that asks for the label of a public input."""
         return tuple(fields[field] for field in self.field_of.values())
 
     def text_of(self, fields: Mapping[str, str]) -> str:
-        """Returns what an input says, for comparisons of texts: its query's values."""
+        """Returns the values of an input's query as one text, for comparisons."""
         return "\n".join(self.query_of(fields))
 
     def waiting(self, inputs: Iterable[Any]) -> list[PoolEntry]:
-        """Returns the distinct inputs as entries that wait for a label: nobody pays twice for the same input."""
+        """Returns the distinct inputs as waiting entries: equal inputs are charged once."""
         if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):
             raise fail("public_inputs", "a list of inputs", type(inputs).__name__)
-        every = [self.fields_of(given) for given in inputs]
-        distinct = {key_of(fields): fields for fields in reversed(every)}
+        every = [self.fields_of(public_input) for public_input in inputs]
+        distinct = {key_of(fields): fields for fields in reversed(every)}  # of equal inputs the first is kept
         return [
             PoolEntry(fields=distinct[key], label=None, status="waiting") for key in dict.fromkeys(map(key_of, every))
         ]
 
 
 def key_of(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns what makes two inputs the same."""
+    """Returns the key of an input: equal inputs have equal keys."""
     return tuple(sorted(fields.items()))
 
 
@@ -144,11 +127,7 @@ def teacher_design(
     sampling: str,
     overfill: float | None,
 ) -> RowDesign | None:
-    """Returns the shape of the teachers that was asked for; None: the planner chooses.
-
-    Raises:
-      ConfigurationError: fixed teachers with another sampling, or a number out of range.
-    """
+    """Returns the requested shape of the teachers; None: the planner chooses."""
     check_choice("teachers", teachers, TEACHERS)
     if teachers == "fixed":
         if sampling not in {"poisson", "partition"} or rows not in {None, "slots"} or overfill is not None:
@@ -164,11 +143,7 @@ def teacher_design(
 def check_rejection(
     abstain_below: float | str | None, mechanism: str, other_label: Any, labels: Sequence[str], *, has_other: bool
 ) -> float | None:
-    """Returns the share of the expected votes that a label needs; checks the name of votes without a label as well.
-
-    Raises:
-      ConfigurationError: no share, a share beside a threshold of the mechanism's own, or a name that is no text.
-    """
+    """Returns the share of the expected votes that a label needs; checks `other_label` too."""
     if other_label is not None and (not isinstance(other_label, str) or not other_label):
         raise fail("other_label", "a non-empty text, or None", other_label)
     if has_other and other_label in labels:
@@ -182,17 +157,7 @@ def check_rejection(
 
 
 def labelling_mechanism(mechanism: str, confident: Any, *, row_shape: RowShape, adjacency: Adjacency) -> Mechanism:
-    """Returns the mechanism; the noise of a confident one is given, that of the others is still to be found.
-
-    Args:
-      mechanism: "gumbel", "gaussian", "permute_and_flip" or "confident_gnmax".
-      confident: (threshold, sigma of the test, sigma of the votes), in votes; for "confident_gnmax".
-      row_shape: "units" or "slots".
-      adjacency: the budget's.
-
-    Raises:
-      ConfigurationError: unknown, or `confident` without its mechanism.
-    """
+    """Returns the mechanism; `confident` gives the noise of Confident-GNMax, the plan calibrates the others."""
     check_choice("mechanism", mechanism, (*MECHANISMS, "confident_gnmax"))
     if (mechanism == "confident_gnmax") != (confident is not None):
         raise fail(
@@ -209,12 +174,7 @@ def labelling_mechanism(mechanism: str, confident: Any, *, row_shape: RowShape, 
 
 
 def kept_at(checkpoint: Any) -> tuple[Path | None, LabelledPool | None]:
-    """Returns the file of a checkpoint, and the pool that it holds if there is one.
-
-    Raises:
-      ConfigurationError: no path, a folder that cannot be written, or a file that holds something else.
-      OSError: the file cannot be read.
-    """
+    """Returns the path of a checkpoint, and the pool in it if the file exists."""
     if checkpoint is None:
         return None, None
     if not isinstance(checkpoint, str | os.PathLike):
@@ -225,80 +185,61 @@ def kept_at(checkpoint: Any) -> tuple[Path | None, LabelledPool | None]:
     return path, LabelledPool.load(path) if path.exists() else None
 
 
-def query_count(max_queries: int | None, entries: Sequence[PoolEntry], kept: LabelledPool | None) -> int:
-    """Returns how many inputs the share pays for: what is given, or what the run began with, or one for each input.
-
-    Raises:
-      ConfigurationError: no number, or no inputs to count.
-    """
+def query_count(max_queries: int | None, entries: Sequence[PoolEntry], saved_pool: LabelledPool | None) -> int:
+    """Returns how many inputs the share pays for: as given, as in the checkpoint, or one for each input."""
     if max_queries is not None:
         return check_int("max_queries", max_queries, low=1)
-    if kept is not None:
-        return check_int("max_queries of the checkpoint", kept.plan.get("max_queries"), low=1)
+    if saved_pool is not None:
+        return check_int("max_queries of the checkpoint", saved_pool.plan.get("max_queries"), low=1)
     if not entries:
-        raise fail("public_inputs", "at least one input, or max_queries= for inputs that come later", [])
+        raise fail("public_inputs", "at least one input, or max_queries= for later inputs", [])
     return len(entries)
 
 
 def resumed(
-    kept: LabelledPool | None,
+    saved_pool: LabelledPool | None,
     entries: Sequence[PoolEntry],
     *,
     component: str | None,
-    paid: tuple[PrivateExamples, Budget],
+    payer: tuple[PrivateExamples, Budget],
     public: Mapping[str, Any],
 ) -> tuple[str | None, list[PoolEntry]]:
-    """Returns the component's name and all entries of a run that a checkpoint may have begun.
-
-    Args:
-      kept: what the checkpoint holds.
-      entries: the inputs wanted now; behind those that the checkpoint holds.
-      component: name asked for; None: the checkpoint's.
-      paid: the examples and the budget of the same run.
-      public: the plan of the same run.
-
-    Raises:
-      ConfigurationError: the file holds another run: of other examples, on another ledger, or of another plan.
-    """
-    if kept is None:
+    """Returns the component's name and all entries of a run, those of a checkpoint first."""
+    if saved_pool is None:
         return component, list(entries)
-    name = kept.report.get("component") if component is None else component
-    private, budget = paid
+    name = saved_pool.report.get("component") if component is None else component
+    private, budget = payer
     expected: dict[str, Any] = {
         "dataset_id": private.dataset_id,
         "ledger_id": budget.ledger_id,
         "adjacency": budget.adjacency,
     }
     expected["component"] = name
-    other = [key for key, value in expected.items() if kept.report.get(key) != value]
+    differing = [key for key, value in expected.items() if saved_pool.report.get(key) != value]
     plain = json.loads(json.dumps(dict(public)))  # tuples are lists in files
-    other += sorted(key for key in {*kept.plan, *plain} if kept.plan.get(key) != plain.get(key))
-    if other:
+    differing += sorted(key for key in {*saved_pool.plan, *plain} if saved_pool.plan.get(key) != plain.get(key))
+    if differing:
         advice = (
-            "Labels of a ledger that is gone stay usable for free: PromptPATEExampleSelector.load(path). Or take "
+            "Labels of a lost ledger stay usable for free: PromptPATEExampleSelector.load(path). Or give "
             "another file for this run."
         )
-        raise fail("checkpoint", "labels of this very run", f"others in {other}", advice)
-    known = {key_of(entry.fields) for entry in kept.entries}
-    return name, [*kept.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
+        raise fail("checkpoint", "labels of the same run", f"differences in {differing}", advice)
+    known = {key_of(entry.fields) for entry in saved_pool.entries}
+    return name, [*saved_pool.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
 
 
 def check_paid(entries: Sequence[PoolEntry], *, used: int) -> None:
-    """Refuses labels of a checkpoint that the share has not paid for.
-
-    Raises:
-      ConfigurationError: there are more of them than tickets of the share were used for.
-    """
+    """Refuses a checkpoint with more releases than the share has paid for."""
     released = sum(entry.status in {"labelled", "rejected"} for entry in entries)
     if released > used:
         expected = f"at most the {used} labels that this component has paid for on this ledger"
-        raise fail("checkpoint", expected, released, "Give the component that paid, or take another file.")
+        raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")
 
 
 def draft_pool(
     entries: Sequence[PoolEntry], *, inputs: InputWording, task: VotingTask, report: Mapping[str, Any], public: Any
 ) -> LabelledPool:
-    """Returns the pool of a run: every input with what became of it."""
+    """Returns the pool of a run."""
     shown = {label: texts[0].strip() for label, texts in task.texts.items()}
     return LabelledPool(
         tuple(entries), label_key=inputs.label_key, labels=task.labels, shown=shown, report=report, plan=public

@@ -1,7 +1,4 @@
-"""What labels for public inputs will run, be charged and cost: the frozen plan. Knows public numbers only.
-
-Never sees a record, an input or a model's answer. Plans are made by `labelling_planning`.
-"""
+"""The frozen plan of labels for public inputs: what will run, what it is charged and what it costs."""
 
 from __future__ import annotations
 
@@ -14,25 +11,10 @@ from langchain_dpicl._query_plan import RowsPlan, expected_votes
 from langchain_dpicl.privacy._validate import check_int, check_real
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.label_tickets import (
-    ANSWER_TEMPLATE,
-    LABEL_TEMPLATE,
-    SAMPLE_TEMPLATE,
-    TEACHERS,
-    TEST_TEMPLATE,
     Teachers,
     label_tickets,
 )
 from langchain_dpicl.privacy.tickets import Ticket
-
-__all__ = [
-    "ANSWER_TEMPLATE",
-    "LABEL_TEMPLATE",
-    "SAMPLE_TEMPLATE",
-    "TEACHERS",
-    "TEST_TEMPLATE",
-    "LabellingPlan",
-    "Teachers",
-]
 
 _STEPS = 1000  # guesses of the agreement are thousandths
 
@@ -59,9 +41,9 @@ class LabellingPlan(RowsPlan):
       epsilon: upper bound of all labels together at `delta`.
       delta: the share's delta, the declared gap of the noise included.
       teachers: "fresh", "one_sample" or "fixed".
-      max_answers: labels that the share pays for, where tests are paid for apart; None: as many as there are inputs.
-      threshold: what the largest noisy vote must reach, else the input is rejected: post-processing of a released
-        histogram, so Gaussian noise only, and free; None: every input gets a candidate.
+      max_answers: labels that the share pays for if tests are charged separately; None: one per input.
+      threshold: votes below which the largest noisy vote is rejected: post-processing of a released histogram, so
+        Gaussian noise only, and free; None: nothing is rejected.
     """
 
     teachers: Teachers = "fresh"
@@ -69,7 +51,7 @@ class LabellingPlan(RowsPlan):
     threshold: float | None = None
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share; an unburnt one can be handed back."""
+        """Returns the tickets of the share; unburnt ones can be handed back."""
         return label_tickets(
             self.release, teachers=self.teachers, max_queries=self.max_queries, max_answers=self.max_answers
         )
@@ -85,17 +67,7 @@ class LabellingPlan(RowsPlan):
         student_calls: int = 0,
         student_shots: int = 1,
     ) -> Cost:
-        """Returns model calls and tokens over all inputs, from public caps (no discount for caches).
-
-        Args:
-          record_tokens: tokens of one record, or of one labelled input, in a prompt.
-          query_tokens: tokens of an input with its instruction.
-          answer_tokens: tokens of one answer.
-          calls_per_row: model calls of one row: more where rows are calibrated, or score labels one by one.
-          public_rows: rows without records that each input asks besides.
-          student_calls: public calls that compare student prompts on labelled inputs.
-          student_shots: labelled inputs in a student prompt.
-        """
+        """Returns model calls and tokens over all inputs, from public caps (no discount for caches)."""
         check_int("student_calls", student_calls, low=0)
         check_int("student_shots", student_shots, low=1)
         teachers = RowsPlan.cost(
@@ -114,23 +86,14 @@ class LabellingPlan(RowsPlan):
         )
 
     def expected_signal(self, agreement: float) -> dict[str, float]:
-        """Returns what `RowsPlan.expected_signal` does; a rejected input counts as an abstention."""
+        """Computes `RowsPlan.expected_signal`; a rejected input counts as an abstention."""
         return expected_votes(self, agreement, threshold=self.threshold)
 
     def agreement_needed(self, chance: float = 0.95) -> float | None:
         """Returns the least agreement of rows at which the right label is released with probability `chance`.
 
         Formal guarantees:
-          - The result is a multiple of .001; where it is not 0, .001 less does not reach `chance`.
-
-        Args:
-          chance: wanted probability that an input gets the right label.
-
-        Returns:
-          The agreement; None if rows that always agree would not reach `chance`.
-
-        Raises:
-          ConfigurationError: `chance` is no probability, or rows do not vote for labels.
+          - The result is a multiple of .001; if it is not 0, .001 less does not reach `chance`.
         """
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
 

@@ -1,21 +1,17 @@
-"""Labels what waits, input by input: what stops a run, what it keeps, how it goes on. Never sees a record or a vote.
-
-Knows inputs, tickets left and files; who teaches is `teachers`, how a run is planned `labelling`.
-"""
+"""Runs a labelling: asks the teachers about each waiting input, keeps every release, and resumes after a stop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager, suppress
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._labelling_options import InputWording, check_paid, draft_pool, key_of
+from langchain_dpicl._progress import carrying, new_bar, tick
 from langchain_dpicl._voting_options import VotingTask
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.backends.calls import Gate
@@ -41,7 +37,7 @@ from langchain_dpicl.teachers import Teachers
 
 @tells_how_to_build()
 class LabellingRun(Uncopyable):
-    """A run over public inputs, with what it needs to stop and to go on. Made by `PromptPATELabeler`."""
+    """A run over public inputs that can stop and resume. Made by `PromptPATELabeler`."""
 
     def __init__(
         self,
@@ -69,7 +65,7 @@ class LabellingRun(Uncopyable):
         self._share = share
         self._public = dict(public)
         self._checkpoint = checkpoint
-        self._is_behind = True
+        self._is_behind = True  # the checkpoint does not hold all releases
         self._gate = Gate(1)
         self._holder: tuple[int, int | None] | None = None
         self._growing = threading.Lock()
@@ -77,17 +73,17 @@ class LabellingRun(Uncopyable):
 
     @property
     def may_wait(self) -> bool:
-        """Whether the ledger may have to be waited for, which async code does off the event loop."""
+        """Whether a ledger call may block, so that async code runs it in a thread."""
         return self._budget.durable
 
     @property
     def queries_left(self) -> int:
-        """Inputs that can still be labelled, or at least tested."""
+        """Number of further inputs that can be paid for."""
         return self._teachers.left
 
     @property
     def pool(self) -> LabelledPool:
-        """Every input with what became of it, and the report of what that cost (public)."""
+        """Every input with its status and label, and the privacy report (public)."""
         report = {
             "private": True,
             "epsilon": self._share.epsilon,
@@ -101,14 +97,14 @@ class LabellingRun(Uncopyable):
         return draft_pool(self._entries, inputs=self.inputs, task=self.task, report=report, public=self._public)
 
     def run(self, *, progress: bool | None = None) -> LabelledPool:
-        """Labels what waits until nothing waits or the share is spent, and returns everything.
+        """Labels the waiting inputs until none waits or the share is spent, and returns the pool.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
           LabellingInterruptedError: the public model call failed; labels released so far are kept, and calling `run`
-            again continues. Other errors and Ctrl-C carry `labeler` as well.
+            again continues. Other errors and Ctrl-C have the attribute `labeler` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
         for _ in self.stream(progress=progress):
@@ -116,7 +112,7 @@ class LabellingRun(Uncopyable):
         return self.pool
 
     async def arun(self, *, progress: bool | None = None) -> LabelledPool:
-        """Is `run`, awaitable; the teachers of one input are asked concurrently."""
+        """Asynchronous version of `run`; the teachers of one input are asked concurrently."""
         async for _ in self.astream(progress=progress):
             pass
         return await aside(lambda: self.pool, is_slow=self.may_wait)
@@ -132,7 +128,7 @@ class LabellingRun(Uncopyable):
         with self._bar(progress, self._payable()) as bar:
             for place in self._waiting():
                 failure = ""
-                with self._events() as events, self._carried():
+                with self._events() as events, carrying(labeler=self):
                     try:
                         is_done = drive(self._in_turn(place, events, _caller()))
                     except ModelCallError as error:
@@ -140,12 +136,12 @@ class LabellingRun(Uncopyable):
                 self._check_done(failure)
                 if not is_done:
                     break
-                self._tick(bar)
+                tick(bar)
                 yield self._entries[place]
         self._settle()
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[PoolEntry]:
-        """Is `stream`, awaitable."""
+        """Asynchronous version of `stream`."""
         is_slow = self.may_wait
         if self._elsewhere is not None:
             with self._bar(progress, await aside(self._payable)) as bar:
@@ -157,7 +153,7 @@ class LabellingRun(Uncopyable):
             for place in self._waiting():
                 failure = ""
                 async with self._events() as events:
-                    with self._carried():
+                    with carrying(labeler=self):
                         try:
                             is_done = await adrive(self._in_turn(place, events, _caller()), is_slow=is_slow)
                         except ModelCallError as error:
@@ -165,12 +161,12 @@ class LabellingRun(Uncopyable):
                 self._check_done(failure)
                 if not is_done:
                     break
-                self._tick(bar)
+                tick(bar)
                 yield self._entries[place]
         await aside(self._settle, is_slow=is_slow)
 
     def label(self, given: Any) -> PoolEntry:
-        """Labels one more public input, at the cost of one query; free where it has its answer already.
+        """Labels one more public input, at the cost of one query; free if the input is answered already.
 
         Args:
           given: a text, a document, or a dict of the fields that an example shows; public.
@@ -184,28 +180,28 @@ class LabellingRun(Uncopyable):
         if self._elsewhere is not None:
             return self._labelled_there(self._elsewhere, place)
         if self._entries[place].status == "waiting":
-            with self._events() as events, self._carried():
+            with self._events() as events, carrying(labeler=self):
                 if not drive(self._in_turn(place, events, _caller())):
                     raise self._spent()
             self._settle()
         return self._entries[place]
 
     async def alabel(self, given: Any) -> PoolEntry:
-        """Is `label`, awaitable."""
+        """Asynchronous version of `label`."""
         place = await aside(lambda: self._place(given), is_slow=self.may_wait)
         elsewhere = self._elsewhere
         if elsewhere is not None:
             return await aside(lambda: self._labelled_there(elsewhere, place))
         if self._entries[place].status == "waiting":
             async with self._events() as events:
-                with self._carried():
+                with carrying(labeler=self):
                     if not await adrive(self._in_turn(place, events, _caller()), is_slow=self.may_wait):
                         raise self._spent()
             await aside(self._settle, is_slow=self.may_wait)
         return self._entries[place]
 
     def _labelled_there(self, elsewhere: Elsewhere, place: int) -> PoolEntry:
-        """Has a worker label one input, which stands in the memo then, for every run."""
+        """Has a worker label one input; the memo then holds the label for every run."""
         if self._entries[place].status == "waiting":
             with self._bar(progress=False, total=1) as bar:
                 for _ in self._made_there(elsewhere, bar, [place]):
@@ -214,9 +210,9 @@ class LabellingRun(Uncopyable):
                 raise self._spent()
         return self._entries[place]
 
-    def _place(self, given: Any) -> int:
-        """Returns where an input stands, after putting it at the end where it is new."""
-        fields = self.inputs.fields_of(given)
+    def _place(self, public_input: Any) -> int:
+        """Returns the position of an input, appending it if it is new."""
+        fields = self.inputs.fields_of(public_input)
         with self._growing:
             place = self._places.setdefault(key_of(fields), len(self._entries))
             if place == len(self._entries):
@@ -224,10 +220,10 @@ class LabellingRun(Uncopyable):
             return place
 
     def _in_turn(self, place: int, events: RunEvents, me: tuple[int, int | None]) -> Walk[bool]:
-        """Labels one input when nobody else does (a walk): one after the other, whoever asks."""
-        if self._holder == me or not (yield Turn(self._gate)):  # to wait would be to wait for ever
-            msg = "label: expected no call from within another, nor a blocking one beside it below an event loop."
-            raise ConfigurationError(f"{msg} Take alabel.")
+        """Labels one input under the lock of the run (a walk): concurrent calls label one input at a time."""
+        if self._holder == me or not (yield Turn(self._gate)):  # waiting would deadlock
+            msg = "label: expected no call inside another one, nor a blocking call below a running event loop."
+            raise ConfigurationError(f"{msg} Use alabel.")
         self._holder = me
         try:
             return (yield from self._label(place, events))
@@ -236,9 +232,9 @@ class LabellingRun(Uncopyable):
             self._gate.__exit__(None, None, None)
 
     def _label(self, place: int, events: RunEvents) -> Walk[bool]:
-        """Labels one input (a walk); False: nothing is left to pay with."""
+        """Labels one input (a walk); False: the share is spent."""
         if self._entries[place].status != "waiting":
-            return True  # answered by another call meanwhile
+            return True  # another call answered it meanwhile
         if not self._teachers.left:
             return False
         query = self.inputs.query_of(self._entries[place].fields)
@@ -249,18 +245,18 @@ class LabellingRun(Uncopyable):
             self._is_behind = True
             self._save()
 
-        self._save()  # the component's name is safe before anything is paid for, and a full disk is found now
+        self._save()  # writes the component's name before anything is charged, and detects a full disk
         try:
             yield from self._teachers.ask(query, events, keep)
         except PrivacyBudgetExceededError:
-            if self._teachers.left:
+            if self._teachers.left:  # another reason than a spent share
                 raise
             return False  # another run of the same share took the last ticket meanwhile
         return True
 
     def _save(self) -> None:
-        """Writes the checkpoint where it is behind."""
-        with self._growing:  # an older pool never takes the place of a newer one
+        """Writes the checkpoint if it is out of date."""
+        with self._growing:  # an older pool must not overwrite a newer one
             if self._checkpoint is not None and self._is_behind:
                 self.pool.save(self._checkpoint)
                 self._is_behind = False
@@ -268,19 +264,19 @@ class LabellingRun(Uncopyable):
     def _made_there(
         self, elsewhere: Elsewhere, bar: Any, waiting: Sequence[int] | None = None
     ) -> Generator[PoolEntry | None]:
-        """Has workers label some inputs, or all that wait."""
+        """Has workers label the given positions, or all waiting inputs."""
         try:
             yield from self._spread(elsewhere, bar, list(self._waiting()) if waiting is None else waiting)
         finally:
             elsewhere.rest()
 
     def _spread(self, elsewhere: Elsewhere, bar: Any, waiting: Sequence[int]) -> Generator[PoolEntry | None]:
-        """Has workers label what waits; what came is taken before anything is said of what did not come."""
+        """Has workers label inputs; takes every result before it reports a fault."""
         self._save()
         places = {key_of(self._entries[place].fields): place for place in waiting}
         faults: list[DPICLError] = []
         is_unpaid = False
-        with self._events() as events, self._carried():
+        with self._events() as events, carrying(labeler=self):
             try:
                 for one in elsewhere.executor.spread(elsewhere.work, list(places)):
                     if one is None:
@@ -292,7 +288,7 @@ class LabellingRun(Uncopyable):
                         entry = self._entries[places[job]] = PoolEntry.from_dict(answer.told)
                         self._is_behind = True
                         self._save()
-                        self._tick(bar)
+                        tick(bar)
                         yield entry
                     elif answer.kind == "fault":
                         faults.append(answer.as_error())
@@ -300,22 +296,27 @@ class LabellingRun(Uncopyable):
                         is_unpaid = True
             except ModelCallError as error:
                 faults.append(error)
+            # A refusal matters more than a failed call, which a rerun may repair.
             refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
             if refusal is not None:
                 raise refusal
-        left = "tickets came back when inputs had been left without" if is_unpaid and self.queries_left else ""
-        self._check_done(str(faults[0]) if faults else left)
+        unpaid = (
+            "some inputs found no ticket, and tickets were handed back afterwards"
+            if is_unpaid and self.queries_left
+            else ""
+        )
+        self._check_done(str(faults[0]) if faults else unpaid)
 
     def _settle(self) -> None:
-        """Commits what was released, once it is safe: a disk may have been full as it came."""
-        with self._carried():
+        """Commits releases once the checkpoint holds them; an earlier write may have failed."""
+        with carrying(labeler=self):
             if any(entry.status != "waiting" for entry in self._entries):
                 self._save()
             with self._growing:
                 self._teachers.settle()
 
     def _answered(self, entry: PoolEntry, released: Release) -> PoolEntry:
-        """Returns the entry with what a release says of it (post-processing)."""
+        """Returns the entry with the label or rejection of a release (post-processing)."""
         labels = self.task.labels
         place, votes = released.index, None
         if released.values is not None:
@@ -335,18 +336,8 @@ class LabellingRun(Uncopyable):
     def _events(self) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self._budget, share=self._share)
 
-    @contextmanager
-    def _carried(self) -> Iterator[None]:
-        """Whatever ends the block, the error carries this labeler."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.labeler = self  # type: ignore[attr-defined]
-            raise
-
     def _check_done(self, failure: str) -> None:
-        """Reports an interruption from a frame without a cause."""
+        """Raises the interruption outside the handler, so that it has no cause."""
         if failure:
             done = sum(entry.status != "waiting" for entry in self._entries)
             msg = (
@@ -363,26 +354,20 @@ class LabellingRun(Uncopyable):
         return PrivacyBudgetExceededError(msg, requested=1, remaining=0)
 
     def _payable(self) -> int:
-        """Returns how many of the inputs that wait can be paid for."""
+        """Returns how many of the waiting inputs can be paid for."""
         return min(self.queries_left, sum(entry.status == "waiting" for entry in self._entries))
 
     @staticmethod
     def _bar(progress: bool | None, total: int) -> Any:
-        hidden = None if progress is None else not progress
-        return tqdm(total=total, unit="input", desc="private labels", disable=hidden, leave=False)
-
-    @staticmethod
-    def _tick(bar: Any) -> None:
-        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-            bar.update()
+        return new_bar(total, "input", "private labels", progress=progress)
 
     def __repr__(self) -> str:
-        left = shown_left(lambda: self.queries_left)
-        return f"PromptPATELabeler(component={self._share.component!r}, queries_left={left})"
+        queries_left = shown_left(lambda: self.queries_left)
+        return f"PromptPATELabeler(component={self._share.component!r}, queries_left={queries_left})"
 
 
 def _caller() -> tuple[int, int | None]:
-    """Returns who calls: the thread, and the task that runs in it."""
+    """Returns the calling thread and asyncio task, which detects a call inside another one."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs here

@@ -1,7 +1,4 @@
-"""What selects from a labelled pool: which examples, how they are shown, how the pool grows. Everything here is public.
-
-Private teachers are an opaque handle that `add_example` charges; how a pool comes about is `example_selectors`.
-"""
+"""The base class of selectors over a labelled pool: selects, escapes and adds examples."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ import asyncio
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -33,7 +31,7 @@ from langchain_dpicl._selector_options import (
 )
 from langchain_dpicl._strategies import Strategy, StrategyName
 from langchain_dpicl.backends.aside import aside
-from langchain_dpicl.backends.walk import adrive, drive
+from langchain_dpicl.backends.walk import Call, Walk, adrive, drive
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool, PoolEntry
@@ -44,7 +42,7 @@ from langchain_dpicl.student import StudentChoice
 
 @tells_how_to_build()
 class PoolSelector(BaseExampleSelector):
-    """Selects from a labelled pool, which is public, and grows it."""
+    """Base of selectors over a labelled pool, which is public and can grow."""
 
     def __init__(
         self,
@@ -55,15 +53,15 @@ class PoolSelector(BaseExampleSelector):
         labeler: PromptPATELabeler | None = None,
         **strategy_options: Any,
     ) -> None:
-        """Selects from a labelled pool, for instance a loaded one; free.
+        """Builds a selector over a labelled pool, for instance a loaded one; free.
 
         Args:
-          pool: public inputs with released (or given) labels.
-          strategy: "validated" (the demonstrations of the student's prompt, the paper's way; where none was chosen,
-            `k` examples with labels in turns), "similarity" (the nearest to the query), "mmr" (near it and unlike each
+          pool: public inputs with released or public labels.
+          strategy: "validated" (the demonstrations of the student's prompt, as in the paper; if none was chosen, `k`
+            examples with labels in turns), "similarity" (the nearest to the query), "mmr" (near it and unlike each
             other) or "length" (as many as fit).
-          escape_braces: whether braces in examples come doubled, as stock STRING templates need it.
-          labeler: who labels further inputs for `add_example`.
+          escape_braces: whether braces in examples are doubled, which LangChain's string templates need.
+          labeler: labels further inputs for `add_example`.
           strategy_options: `k` examples to select (4); `embeddings` or `vectorstore`, any of LangChain's, and
             `input_keys` (variables of the query that are compared) for "similarity" and "mmr"; `fetch_k` for "mmr";
             `example_prompt` (by default that of the labels), `max_length` and `get_text_length` for "length".
@@ -109,32 +107,32 @@ class PoolSelector(BaseExampleSelector):
 
     @property
     def pool(self) -> LabelledPool:
-        """Every input with what became of it, with report, plan and choice of the prompt. Public."""
+        """Every input with its status and label; report, plan and choice of the prompt. Public."""
         return self._labels
 
     @property
     def examples(self) -> list[dict[str, str]]:
-        """Every example that can be selected, as it is shown in prompts."""
+        """Every example that can be selected, as prompts show it."""
         return self._escaped(self._labels.examples)
 
     @property
     def rejected(self) -> list[dict[str, str]]:
-        """The inputs that were asked about and got no label; they were charged."""
+        """The inputs that were charged and got no label."""
         return [dict(entry.fields) for entry in self._labels.rejected]
 
     @property
     def waiting(self) -> list[dict[str, str]]:
-        """The inputs that nothing was left to pay for."""
+        """The inputs that the share did not pay for."""
         return [dict(entry.fields) for entry in self._labels.waiting]
 
     @property
     def student(self) -> StudentChoice | None:
-        """The choice of the student's prompt, with every candidate; None where there was none."""
+        """The choice of the student's prompt, with every candidate; None: no prompt was chosen."""
         return self._student
 
     @property
     def epsilon(self) -> float:
-        """Upper bound on epsilon of all labels, rejections and votes; `math.inf` where no report claims one."""
+        """Upper bound on epsilon of all labels, rejections and votes; `math.inf` if no report claims one."""
         return self._labels.epsilon
 
     @property
@@ -144,15 +142,15 @@ class PoolSelector(BaseExampleSelector):
 
     @property
     def queries_left(self) -> int:
-        """Further inputs that `add_example` can ask about."""
+        """Number of further inputs that `add_example` can label."""
         return 0 if self._labeler is None else self._labeler.queries_left
 
     def select_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
         """Returns the demonstrations for a query; free.
 
         Args:
-          input_variables: the query's variables. Compared are those of `input_keys`, or of the wording that the inputs
-            were labelled with, or all where there are none of these; several are joined, sorted by name.
+          input_variables: the query's variables. Those of `input_keys` are compared, by default those of the template
+            that the inputs were labelled with, or else all; several are joined, sorted by name.
 
         Raises:
           ConfigurationError: a variable is missing, or is no text.
@@ -160,14 +158,14 @@ class PoolSelector(BaseExampleSelector):
         return self._escaped(self._strategy.select(asked_values(input_variables, self._options, self._labels)))
 
     async def aselect_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
-        """Is `select_examples`, awaitable."""
+        """Asynchronous version of `select_examples`."""
         values = asked_values(input_variables, self._options, self._labels)
         return self._escaped(await self._strategy.aselect(values))
 
     def add_example(self, example: dict[str, str]) -> str | None:
-        """Has the teachers label one more public input, at the cost of one query; free where that was done before.
+        """Has the teachers label one more public input, at the cost of one query; free if it is answered already.
 
-        The student's prompt stays as it is; `choose_student` looks for a better one.
+        The student's prompt does not change; `choose_student` searches for a better one.
 
         Args:
           example: fields of the input, without a label.
@@ -179,26 +177,16 @@ class PoolSelector(BaseExampleSelector):
           PrivacyBudgetExceededError: the share is spent.
           ModelCallError: the public model call failed; nothing was charged.
           ConfigurationError: a field is missing, the example has its label already (`add_public_example` is free), or
-            the selector was loaded and has nobody to ask.
+            the selector was loaded and has no labeler.
         """
-        if (given := self._given(example)) is not None:
-            return given.label
-        entry = self._teachers().label(example)
-        if (news := self._adopt(entry)) is not None:
-            self._strategy.add(*news)
-        return entry.label
+        return drive(self._grow(example))
 
     async def aadd_example(self, example: dict[str, str]) -> str | None:
-        """Is `add_example`, awaitable."""
-        if (given := self._given(example)) is not None:
-            return given.label
-        entry = await self._teachers().alabel(example)
-        if (news := await self._aadopt(entry)) is not None:
-            await self._strategy.aadd(*news)
-        return entry.label
+        """Asynchronous version of `add_example`."""
+        return await adrive(self._grow(example))
 
     def add_public_example(self, example: Mapping[str, str]) -> None:
-        """Adds an example whose label is public already; free.
+        """Adds an example with a public label; free.
 
         Args:
           example: its fields, and its label (or the label's text) under the label's key. Must not come from the
@@ -207,18 +195,16 @@ class PoolSelector(BaseExampleSelector):
         Raises:
           ConfigurationError: no such label, other fields than the pool's, or an input that is in the pool already.
         """
-        if (news := self._adopt(public_entry(self._labels, example))) is not None:
-            self._strategy.add(*news)
+        drive(self._learn(public_entry(self._labels, example)))
 
     async def aadd_public_example(self, example: Mapping[str, str]) -> None:
-        """Is `add_public_example`, awaitable."""
-        if (news := await self._aadopt(public_entry(self._labels, example))) is not None:
-            await self._strategy.aadd(*news)
+        """Asynchronous version of `add_public_example`."""
+        await adrive(self._learn(public_entry(self._labels, example)))
 
     def choose_student(
         self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
     ) -> StudentChoice:
-        """Searches the best prompt among the examples as they are now, and keeps it; free but for public calls.
+        """Searches the best prompt among the current examples, and stores it; costs public calls only.
 
         Args:
           llm: the student's model; by default the teachers'.
@@ -230,59 +216,80 @@ class PoolSelector(BaseExampleSelector):
           ConfigurationError: fewer than two examples have a label, or there is no model.
           ModelCallError: a call of the model failed.
         """
-        wanted = StudentOptions(calibrate=calibrate, **numbers)
-        work = StudentWork.of(self._model(llm), *task_of(self._labels), wanted)
-        return self._keep(drive(work.choose(self._labels, wanted, progress=progress)))
+        return drive(self._search(llm, StudentOptions(calibrate=calibrate, **numbers), progress))
 
     async def achoose_student(
         self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
     ) -> StudentChoice:
-        """Is `choose_student`, awaitable."""
-        wanted = StudentOptions(calibrate=calibrate, **numbers)
-        work = await asyncio.to_thread(StudentWork.of, self._model(llm), *task_of(self._labels), wanted)
-        choice = await adrive(work.choose(self._labels, wanted, progress=progress))
-        return await aside(lambda: self._keep(choice), is_slow=self._may_wait)
+        """Asynchronous version of `choose_student`."""
+        return await adrive(self._search(llm, StudentOptions(calibrate=calibrate, **numbers), progress))
 
     def with_strategy(self, strategy: StrategyName | None = None, **options: Any) -> Self:
-        """Returns a selector over the pool as it is now that selects, or shows, otherwise; free.
+        """Returns a selector over the current pool with other options; free.
 
-        For instance `with_strategy(escape_braces=True)`: the same examples, for stock string templates.
+        For instance `with_strategy(escape_braces=True)`: the same examples, for LangChain's string templates.
 
         Args:
           strategy: see the class; None: this one's, with its options.
-          options: those of the class; `escape_braces` stays unless given.
+          options: those of the class; `escape_braces` is kept unless given.
 
         Raises:
           ConfigurationError: an option is out of range, unknown, or missing for the strategy.
         """
-        given = {"escape_braces": self.escape_braces, "labeler": self._labeler, **options}
+        common = {"escape_braces": self.escape_braces, "labeler": self._labeler, **options}
         same = {**self._options} if strategy is None else {"strategy": strategy}
-        return type(self)(self._labels, **{**same, **given})
+        return type(self)(self._labels, **{**same, **common})
 
     def is_searched(self) -> bool:
-        """Returns whether a prompt is to be searched for; warns where there is too little to search in."""
+        """Returns whether to search for a prompt; warns if the pool has too few labels to search in."""
         if self._options["strategy"] != "validated":
             return False
-        found = len(self._labels.examples)
-        if found < 2:
-            told = (
-                f"{found} of {len(self._labels.entries)} inputs got a label, {len(self._labels.rejected)} were rejected"
-            )
+        num_examples = len(self._labels.examples)
+        if num_examples < 2:
+            rejected = len(self._labels.rejected)
+            counts = f"{num_examples} of {len(self._labels.entries)} inputs got a label, {rejected} were rejected"
             advice = "Lower abstain_below, give more epsilon, or add labelled examples with add_public_example."
-            warnings.warn(f"PromptPATE: no student's prompt was chosen: {told}. {advice}", stacklevel=4)
-        return found >= 2
+            warnings.warn(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}", stacklevel=5)
+        return num_examples >= 2
 
-    def _keep(self, choice: StudentChoice) -> StudentChoice:
+    def _search(self, llm: Any, wanted: StudentOptions, progress: bool | None) -> Walk[StudentChoice]:
+        """Searches the best prompt and stores it (a walk)."""
+        probe = partial(StudentWork.of, self._model(llm), *task_of(self._labels), wanted)
+        work: StudentWork = yield Call(probe, partial(asyncio.to_thread, probe))
+        choice = yield from work.choose(self._labels, wanted, progress=progress)
+        yield self._change(partial(self._keep, choice))
+        return choice
+
+    def _grow(self, example: dict[str, str]) -> Walk[str | None]:
+        """Adds an example with the label of the teachers (a walk)."""
+        if (public_one := self._given(example)) is not None:
+            return public_one.label
+        teachers = self._teachers()
+        entry: PoolEntry = yield Call(partial(teachers.label, example), partial(teachers.alabel, example))
+        yield from self._learn(entry)
+        return entry.label
+
+    def _learn(self, entry: PoolEntry) -> Walk[None]:
+        """Puts an entry into the pool and, if it is a new example, into the strategy (a walk)."""
+        news = yield self._change(partial(self._adopt, entry))
+        if news is not None:
+            yield Call(partial(self._strategy.add, *news), partial(self._strategy.aadd, *news))
+
+    def _change(self, action: Callable[[], Any]) -> Call:
+        """Returns the call of a change to the pool, which may wait for the labeler's ledger."""
+        return Call(action, lambda: aside(action, is_slow=self._may_wait))
+
+    def _keep(self, choice: StudentChoice) -> None:
         with self._lock:
             self._student = choice
             self._labels = replace(self._labels, student=choice.to_dict())
             if self._options["strategy"] == "validated":
                 self._strategy = self._made()
-        return choice
 
     def _made(self) -> Strategy:
-        """Returns the strategy over the examples as they are now."""
+        """Returns the strategy over the current examples."""
         shown = [place for place, entry in enumerate(self._labels.entries) if entry.label is not None]
+        # Strategies count positions among labelled entries, pools among all entries.
         if self._student is None:
             places = balanced(self._labels, self._options.get("k", DEFAULT_K))
             chosen = [shown.index(place) for place in places]
@@ -306,12 +313,12 @@ class PoolSelector(BaseExampleSelector):
         return self._labeler
 
     def _given(self, example: Any) -> PoolEntry | None:
-        """Returns the entry of an input whose label was given: nobody pays for it again."""
+        """Returns the entry of an input with a public label, which is not charged."""
         fields = self._teachers().inputs.fields_of(example)
         return next((entry for entry in self._labels.public if entry.fields == fields), None)
 
     def _adopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
-        """Puts an entry into the pool; returns what the strategy has to learn of it."""
+        """Puts an entry into the pool; returns the arguments of `Strategy.add`, or None if there is nothing to add."""
         with self._lock:
             places = [place for place, known in enumerate(self._labels.entries) if known.fields == entry.fields]
             is_news = not places or self._labels.entries[places[0]].label is None
@@ -321,12 +328,9 @@ class PoolSelector(BaseExampleSelector):
                 self._labels = replace(self._labels, report=self._labeler.pool.report)
         return (self._labels.example_of(entry), text_of(entry)) if is_news and entry.label is not None else None
 
-    async def _aadopt(self, entry: PoolEntry) -> tuple[dict[str, str], str] | None:
-        return await aside(lambda: self._adopt(entry), is_slow=self._may_wait)
-
     @property
     def _may_wait(self) -> bool:
-        """Whether a change of the pool may have to wait for a ledger: that of its own report, or of another's."""
+        """Whether a change of the pool may wait for the labeler's ledger."""
         return self._labeler is not None and self._labeler.may_wait
 
     def _escaped(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -336,7 +340,7 @@ class PoolSelector(BaseExampleSelector):
         return [{name: value.translate(doubled) for name, value in example.items()} for example in examples]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: everything public, and nobody to ask."""
+        """Returns the state for a pickle: everything public, without the labeler."""
         return {**self.__dict__, "_labeler": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -350,5 +354,5 @@ class PoolSelector(BaseExampleSelector):
 
     def __repr__(self) -> str:
         strategy, count = self._options["strategy"], len(self._labels.examples)
-        left = shown_left(lambda: self.queries_left)
-        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={left})"
+        queries_left = shown_left(lambda: self.queries_left)
+        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={queries_left})"

@@ -1,8 +1,4 @@
-"""What answers to queries will run, be charged and cost: the frozen plan. Knows public numbers only.
-
-Never sees a record, a query or a model's answer. Plans are made by `query_planning`; the plans of labelled inputs, in
-`_labelling_plan`, share the rows.
-"""
+"""The frozen plans of answers to queries: what will run, what it is charged and what it costs."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl._cost import Cost
+from langchain_dpicl._cost import Cost, check_counts
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -26,7 +22,7 @@ QUERY_TEMPLATE = "query"
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan(ABC):
-    """What is common to plans of many releases, each from the rows of one public prompt.
+    """Base of plans of many releases, each from the rows of one public prompt.
 
     Attributes:
       release: sampling, aggregation, noise and adjacency of one release.
@@ -82,19 +78,9 @@ class RowsPlan(ABC):
         calls_per_row: int = 1,
         public_rows: int = 1,
     ) -> Cost:
-        """Returns model calls and tokens over all queries, from public caps (no discount for caches).
-
-        Args:
-          record_tokens: tokens of one record in a prompt.
-          query_tokens: tokens of a query with its instruction.
-          answer_tokens: tokens of one answer.
-          calls_per_row: model calls of one row: more where rows are calibrated, or score labels one by one.
-          public_rows: rows without records that each query asks besides.
-        """
-        check_int("record_tokens", record_tokens, low=1)
-        check_int("query_tokens", query_tokens, low=1)
-        check_int("answer_tokens", answer_tokens, low=1)
-        check_int("calls_per_row", calls_per_row, low=1)
+        """Returns model calls and tokens over all queries, from public caps (no discount for caches)."""
+        check_counts(record_tokens=record_tokens, query_tokens=query_tokens)
+        check_counts(answer_tokens=answer_tokens, calls_per_row=calls_per_row)
         check_int("public_rows", public_rows, low=0)
         private = self.max_queries * self.expected_rows * calls_per_row
         public = self.max_queries * public_rows * calls_per_row
@@ -105,13 +91,7 @@ class RowsPlan(ABC):
     def expected_signal(self, agreement: float) -> dict[str, float]:
         """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
 
-        Rows vote hard, each on its own; see `signal.vote_chances`. Rows without records are taken to vote for nothing.
-
-        Args:
-          agreement: guessed chance that a row votes for the right label.
-
-        Raises:
-          ConfigurationError: `agreement` is no share, or rows do not vote for labels.
+        Rows cast hard votes independently; see `signal.vote_chances`. Rows without records vote for nothing.
         """
         return expected_votes(self, agreement)
 
@@ -137,7 +117,7 @@ class RowsPlan(ABC):
 
 
 def expected_votes(plan: RowsPlan, agreement: float, *, threshold: float | None = None) -> dict[str, float]:
-    """Returns what `RowsPlan.expected_signal` does; `threshold` is what the largest noisy vote must reach."""
+    """Computes `RowsPlan.expected_signal`; below `threshold` the largest noisy vote is rejected."""
     check_real("agreement", agreement, low=0.0, high=1.0)
     release = plan.release
     if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
@@ -147,6 +127,7 @@ def expected_votes(plan: RowsPlan, agreement: float, *, threshold: float | None 
     labels = plan.width - len(release.constants)
     chances = vote_chances(release, plan.public_size, agreement=agreement, labels=labels, threshold=threshold)
     right, wrong, *abstained = chances
+    # As `vote_chances` assumes: half of the wrong votes go to one rival, or all of them if there are two labels.
     rival = (1.0 - agreement) / min(2, max(1, labels - 1))
     return {
         "expected_rows": fill.rows,

@@ -1,4 +1,4 @@
-"""Checks and defaults of the public options of answers from retrieved documents. Reads no record and spends nothing."""
+"""Checks the public options of answers from retrieved documents, and fills in their defaults."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ SEARCH = frozenset(
         *("vectorstore", "vectorstore_cls"),
     }
 )
-"""Names under which LangChain takes what searches, ranks or cuts."""
+"""LangChain's names of options that search, rank or truncate."""
 _DECLARED = ("public_size", "unit_key", "dataset_id", "fields", "max_chars")
-"""What documents are declared with, of the arguments of `PrivateExamples`."""
+"""The options that declare documents as `PrivateExamples`."""
 
 
 def check_known(others: Mapping[str, Any]) -> None:
-    """Refuses options that are none; those that would search or rank with the reason.
-
-    Raises:
-      ConfigurationError: there is one.
-    """
+    """Refuses unknown options; for options that search or rank, the message says why they cannot work."""
     if searching := sorted(SEARCH & set(others)):
         raise ConfigurationError(f"options: expected none that searches or ranks, found {searching}. {NOT_SEARCHED}")
     if others:
@@ -41,24 +37,16 @@ def check_known(others: Mapping[str, Any]) -> None:
 
 
 def refuse_found(documents: Iterable[Any]) -> None:
-    """Refuses a vector store or retriever in the place of the documents themselves.
-
-    Raises:
-      ConfigurationError: it is one.
-    """
+    """Refuses a vector store or retriever in place of the documents."""
     if any(
         callable(getattr(documents, name, None)) for name in ("similarity_search", "get_relevant_documents", "invoke")
     ):
-        found = type(documents).__name__
-        raise ConfigurationError(f"documents: expected the documents themselves, found {found}. {NOT_SEARCHED}")
+        kind = type(documents).__name__
+        raise ConfigurationError(f"documents: expected the documents, found {kind}. {NOT_SEARCHED}")
 
 
 def templates_of(private: Any, example_prompt: Any, suffix: str | None) -> dict[str, Any]:
-    """Returns the templates of a document and of the query; without a label, a document is its text alone.
-
-    Raises:
-      ConfigurationError: these are no examples.
-    """
+    """Returns the templates of a document and of the query; the default for unlabelled documents is their text."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
     if private.label_key is None:
@@ -68,11 +56,7 @@ def templates_of(private: Any, example_prompt: Any, suffix: str | None) -> dict[
 
 
 def text_of_query(wording: TaskWording, query: Query) -> str:
-    """Returns what documents are compared with: the one variable of the query, or `input`.
-
-    Raises:
-      ConfigurationError: several variables, none of which is called `input`.
-    """
+    """Returns the part of a query that documents are compared with: its one variable, or `input`."""
     names = wording.input_variables
     if len(names) > 1 and "input" not in names:
         raise fail("suffix", "one variable, or one called 'input', to compare documents with", list(names))
@@ -80,11 +64,7 @@ def text_of_query(wording: TaskWording, query: Query) -> str:
 
 
 def compared_text(wording: TaskWording, query: Query) -> str:
-    """Returns the text of one query that documents are compared with.
-
-    Raises:
-      ConfigurationError: it is blank, and so near to nothing.
-    """
+    """Returns `text_of_query`, refusing a blank text, which has no direction to compare with."""
     text = text_of_query(wording, query)
     if not text.strip():
         raise fail("input", "a text to compare documents with", text, "Nothing was charged.")
@@ -92,11 +72,7 @@ def compared_text(wording: TaskWording, query: Query) -> str:
 
 
 def checked_most(private: PrivateExamples, documents_per_row: int) -> int:
-    """Returns how many documents of a unit a row shows.
-
-    Raises:
-      ConfigurationError: no unit has so many.
-    """
+    """Returns the number of a unit's documents in a row, checked against how many are kept."""
     most = private.records_per_unit
     if check_int("documents_per_row", documents_per_row, low=1) > most:
         advice = (
@@ -107,16 +83,16 @@ def checked_most(private: PrivateExamples, documents_per_row: int) -> int:
 
 
 def slots_of(rows: str, num_slots: int | None) -> int | None:
-    """Returns the public number of rows; None: each unit that takes part has one."""
+    """Returns the public number of rows; None: one for each participant."""
     if check_choice("rows", rows, ("slots", "units")) == "slots":
         return NUM_SLOTS if num_slots is None else check_int("num_slots", num_slots, low=1)
     if num_slots is not None:
-        raise fail("num_slots", "None with rows='units', of which there are as many as take part", num_slots)
+        raise fail("num_slots", "None with rows='units', which has one row per participant", num_slots)
     return None
 
 
 def check_floor(labels: tuple[str, ...], least: float | str | None, answer: str) -> None:
-    """Refuses what is no number of votes, and a text for abstaining that is a label."""
+    """Checks `min_votes` and `abstain_label`."""
     if isinstance(least, str):
         check_choice("min_votes", least, (NOISE_FLOOR,))
     elif least is not None:
@@ -126,42 +102,29 @@ def check_floor(labels: tuple[str, ...], least: float | str | None, answer: str)
 
 
 def checked_balances(
-    given: Any, *, private: PrivateExamples, budget: Budget, component: str | None
+    balances: Any, *, private: PrivateExamples, budget: Budget, component: str | None
 ) -> SQLiteBalances | None:
-    """Returns where balances outlive the process, or None.
-
-    Raises:
-      ConfigurationError: the ledger would die before them, or other processes would not know whose they are.
-      LedgerError: the file cannot be used.
-    """
-    if given is None:
+    """Opens the file of balances; None: balances stay in memory."""
+    if balances is None:
         return None
     if not budget.durable:
-        raise fail("balances", "None on a ledger in memory, which dies first", type(given).__name__)
+        raise fail("balances", "None with a ledger in memory, which is lost before the file", type(balances).__name__)
     if component is None:
-        raise fail("component", "a name, by which other processes find the filter", component)
+        raise fail("component", "a name that other processes find the filter by", component)
     if private.unit_key is None:
-        advice = "Without one, a document is known by its place in the list, which another process may fill otherwise."
+        advice = "Without one, a unit is the position in the list, where another process may have another document."
         raise fail("balances", "documents with a unit_key", None, advice)
-    if not isinstance(given, SQLiteBalances | str | os.PathLike):
-        raise fail("balances", "the path of a file, or SQLiteBalances", type(given).__name__)
-    return given if isinstance(given, SQLiteBalances) else SQLiteBalances(given)
+    if not isinstance(balances, SQLiteBalances | str | os.PathLike):
+        raise fail("balances", "the path of a file, or SQLiteBalances", type(balances).__name__)
+    return balances if isinstance(balances, SQLiteBalances) else SQLiteBalances(balances)
 
 
-def examples_of(held: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
-    """Returns documents as private examples, as the options declare them, and the options that are left.
-
-    Args:
-      held: the documents, taken out here, so that no frame of an error holds them.
-      options: what they are declared with, and others.
-
-    Raises:
-      ConfigurationError: a public fault, or a vector store or retriever in the place of the documents.
-      RecordError: a document cannot be read.
-    """
+def examples_of(holder: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
+    """Returns documents as private examples, and the remaining options; empties `holder`."""
     check_known({name: value for name, value in options.items() if name in SEARCH})
-    refuse_found(held[0])
+    refuse_found(holder[0])
     declared = {name: options[name] for name in _DECLARED if name in options}
-    kept = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
-    left = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
-    return PrivateExamples.from_documents(held.pop(), **{**kept, **declared}), left
+    defaults = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
+    remaining = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
+    # Taken out of the list: no frame of an error may hold the documents.
+    return PrivateExamples.from_documents(holder.pop(), **{**defaults, **declared}), remaining

@@ -1,18 +1,17 @@
-"""The student of a selector: its options, its task and the search for its best prompt. Everything in here is public."""
+"""Checks the options of a selector over a labelled pool, and sets up the search for the student's prompt."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from string import Formatter
 from typing import Any, get_args
 
-from tqdm.auto import tqdm
-
 from langchain_dpicl._label_scorers import distinct_texts
 from langchain_dpicl._labelling_options import InputWording
+from langchain_dpicl._progress import new_bar, tick
 from langchain_dpicl._strategies import Strategy, StrategyName, make_strategy
 from langchain_dpicl._voting_options import Votes, VotingTask, reader_of, texts_of
 from langchain_dpicl.asking import TaskWording
@@ -28,17 +27,14 @@ from langchain_dpicl.student import StudentChoice, choose_student
 
 @dataclass(frozen=True, slots=True)
 class StudentOptions:
-    """How a student's prompt is searched for. Public.
+    """Options of the search for a student's prompt. Public.
 
     Attributes:
       num_shots: demonstrations of a prompt.
-      num_candidates: prompts that are tried.
-      num_validation: labelled inputs that are held back to try them on.
-      seed: public; another one tries other prompts.
+      num_candidates: prompts to score.
+      num_validation: labelled inputs that are held back to score them on.
+      seed: public; selects the candidates.
       calibrate: whether the student is calibrated contextually; None: as `DPVotingRunnable` decides.
-
-    Raises:
-      ConfigurationError: a number is out of range.
     """
 
     num_shots: int = 4
@@ -61,12 +57,12 @@ class StudentOptions:
 
 @dataclass(frozen=True, slots=True)
 class StudentWork:
-    """A student model and what it is asked.
+    """A student model and its task.
 
     Attributes:
-      task: what is asked, and how it reads.
-      scorer: reads labels off the student model.
-      inputs: how public inputs read.
+      task: labels and prompt templates.
+      scorer: scores labels with the student model.
+      inputs: templates of public inputs.
     """
 
     task: VotingTask
@@ -75,38 +71,21 @@ class StudentWork:
 
     @classmethod
     def of(cls, llm: Any, task: VotingTask, inputs: InputWording, options: StudentOptions) -> StudentWork:
-        """Probes the student model.
-
-        Raises:
-          CapabilityError: it cannot choose among labels.
-          ModelCallError: it could not be reached.
-        """
+        """Calls the student model once to find out how it scores labels."""
         own, scorer, _ = reader_of(llm, task, is_wanted=options.calibrate, shots=options.num_shots)
         made = cls(own, scorer, inputs)
         made.check(options)
         return made
 
     def check(self, options: StudentOptions) -> None:
-        """Refuses a calibration that was asked for and cannot be.
-
-        Raises:
-          ConfigurationError: the student cannot be calibrated.
-        """
+        """Refuses a requested calibration that the student does not support."""
         if options.calibrate and not self.scorer.calibrates:
             expected = "False or None where votes are texts, or no variable of the query is called 'input'"
             raise fail("calibrate_student", expected, options.calibrate)
 
     def choose(self, pool: LabelledPool, options: StudentOptions, *, progress: bool | None) -> Walk[StudentChoice]:
         """Searches the best prompt (a walk); see `choose_student`."""
-        hidden = None if progress is None else not progress
-        with tqdm(
-            total=options.num_candidates, unit="prompt", desc="student prompts", disable=hidden, leave=False
-        ) as bar:
-
-            def tick() -> None:
-                with suppress(OSError, ValueError):  # a terminal that went away stops nothing
-                    bar.update()
-
+        with new_bar(options.num_candidates, "prompt", "student prompts", progress=progress) as bar:
             return (
                 yield from choose_student(
                     pool.entries,
@@ -118,22 +97,18 @@ class StudentWork:
                     seed=options.seed,
                     records_of=lambda entry: {**entry.fields, pool.label_key: entry.label or ""},
                     query_of=lambda entry: self.inputs.query_of(entry.fields),
-                    tick=tick,
+                    tick=partial(tick, bar),
                 )
             )
 
 
 def task_of(pool: LabelledPool) -> tuple[VotingTask, InputWording]:
-    """Returns what a pool's own plan says of prompts, so that a student can be chosen long after the labels were.
-
-    Raises:
-      ConfigurationError: the plan does not say it.
-    """
+    """Returns task and templates from a pool's plan, so that a loaded pool can choose a student."""
     plan: Mapping[str, Any] = pool.plan
     names = ("example_prompt", "prefix", "suffix", "example_separator", "verbalizers", "votes", "text_key")
     if missing := sorted(name for name in names if name not in plan):
-        advice = "Take a pool that a PromptPATELabeler made."
-        raise fail("pool.plan", "the wording that its labels were asked with", f"{missing} missing", advice)
+        advice = "Use a pool of a PromptPATELabeler."
+        raise fail("pool.plan", "the templates that its labels were asked with", f"{missing} missing", advice)
     texts = texts_of(pool.labels, plan["verbalizers"])
     check_choice("votes", plan["votes"], get_args(Votes))
     if not isinstance(plan["text_key"], str):
@@ -149,6 +124,7 @@ def task_of(pool: LabelledPool) -> tuple[VotingTask, InputWording]:
     )
     variables = wording.input_variables
     is_possible = plan["votes"] != "text" and (len(variables) == 1 or "input" in variables)
+    # Calibration replaces the query by a content-free input, which needs one variable or one called `input`.
     content_free: tuple[str, ...] = ()
     if is_possible:
         content_free = distinct_texts("content_free", plan.get("content_free_inputs", ()), least=0, empty=True)
@@ -168,62 +144,53 @@ _USERS: dict[str, tuple[str, ...]] = {
     "get_text_length": ("length",),
 }
 PLAIN_OPTIONS = tuple(name for name in _USERS if name != "example_prompt")
-"""Options of strategies that no other option of `from_private_examples` is called like."""
+"""Options of strategies whose names differ from all options of `PromptPATELabeler`."""
 
 
 def check_selection(strategy: Any, escape_braces: Any, options: Any) -> dict[str, Any]:
-    """Returns the options of a selector, checked as far as they can be before there is a pool.
-
-    Raises:
-      ConfigurationError: an option is out of range, unknown, of another strategy, or missing for this one.
-    """
+    """Returns the options of a selector, checked as far as possible without a pool."""
     if options is not None and not isinstance(options, Mapping):
         raise fail("strategy_options", "a dict of options, or None", type(options).__name__)
-    given = dict(options or {})
-    if unknown := sorted(set(given) - set(_USERS)):
+    chosen = dict(options or {})
+    if unknown := sorted(set(chosen) - set(_USERS)):
         raise fail("strategy_options", f"some of {list(_USERS)}", unknown)
     check_choice("strategy", strategy, get_args(StrategyName))
-    if useless := [name for name in given if strategy not in _USERS[name] and given[name] is not None]:
+    if useless := [name for name in chosen if strategy not in _USERS[name] and chosen[name] is not None]:
         users = {name: _USERS[name] for name in useless}
         raise fail("strategy", f"one that uses its options ({users})", strategy, "Leave the others out.")
-    keys = given.get("input_keys")
+    keys = chosen.get("input_keys")
     if keys is not None and (isinstance(keys, str) or not all(isinstance(key, str) for key in keys)):
         raise fail("input_keys", "a list of names of the query's variables, or None", keys)
     if not isinstance(escape_braces, bool):
         raise fail("escape_braces", "True or False", escape_braces)
-    check_int("k", given.get("k", DEFAULT_K), low=1)
-    if strategy != "length":  # whose template may come from the pool
-        made({"strategy": strategy, **given}, [], [], ())
-    return {"strategy": strategy, **given, "escape_braces": escape_braces}
+    check_int("k", chosen.get("k", DEFAULT_K), low=1)
+    if strategy != "length":  # its template may come from the pool
+        made({"strategy": strategy, **chosen}, [], [], ())
+    return {"strategy": strategy, **chosen, "escape_braces": escape_braces}
 
 
 def made(
     options: Mapping[str, Any], examples: Sequence[dict[str, str]], texts: Sequence[str], chosen: Sequence[int]
 ) -> Strategy:
-    """Returns the strategy that the options of a selector ask for."""
-    given = {name: value for name, value in options.items() if name not in {"strategy", "input_keys"}}
-    return make_strategy(options["strategy"], pool_examples=examples, input_texts=texts, chosen=chosen, **given)
+    """Returns the strategy of a selector's options."""
+    own = {name: value for name, value in options.items() if name not in {"strategy", "input_keys"}}
+    return make_strategy(options["strategy"], pool_examples=examples, input_texts=texts, chosen=chosen, **own)
 
 
 def split(
-    strategy: Any, escape_braces: Any, given: Any, options: Mapping[str, Any]
+    strategy: Any, escape_braces: Any, strategy_options: Any, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the options of the selector, checked, and those of the labeler, which may stand together.
-
-    Raises:
-      ConfigurationError: an option of the strategy is given twice, or as for `check_selection`.
-    """
+    """Splits options into those of the selector, checked, and those of the labeler."""
     beside = {name: value for name, value in options.items() if name in PLAIN_OPTIONS}
-    if isinstance(given, Mapping) and (twice := sorted(set(beside) & set(given))):
+    if isinstance(strategy_options, Mapping) and (twice := sorted(set(beside) & set(strategy_options))):
         raise fail("strategy_options", "each option once", twice)
-    shown = check_selection(
-        strategy, escape_braces, {**given, **beside} if isinstance(given, Mapping) else given or beside
-    )
+    both = {**strategy_options, **beside} if isinstance(strategy_options, Mapping) else strategy_options or beside
+    shown = check_selection(strategy, escape_braces, both)
     return shown, {name: value for name, value in options.items() if name not in beside}
 
 
 def early_check(student: Any, wanted: StudentOptions, shown: Mapping[str, Any]) -> Callable[[Any, LabelledPool], None]:
-    """Returns what refuses options of strategy and student before a labeler declares its share."""
+    """Returns a check of strategy and student that a labeler calls before it declares its share."""
     options = {name: value for name, value in shown.items() if name != "escape_braces"}
 
     def check(engine: Any, pool: LabelledPool) -> None:
@@ -235,22 +202,18 @@ def early_check(student: Any, wanted: StudentOptions, shown: Mapping[str, Any]) 
 
 
 def completed(options: Mapping[str, Any], pool: LabelledPool) -> dict[str, Any]:
-    """Returns the options with what the pool's own plan says where nothing is given, checked on its fields.
-
-    Raises:
-      ConfigurationError: an option does not go with the pool's fields.
-    """
-    given = dict(options)
-    if given["strategy"] == "length" and given.get("example_prompt") is None:
-        given["example_prompt"] = pool.plan.get("example_prompt")
+    """Returns the options with defaults from the pool's plan, checked on the pool's fields."""
+    strategy_options = dict(options)
+    if strategy_options["strategy"] == "length" and strategy_options.get("example_prompt") is None:
+        strategy_options["example_prompt"] = pool.plan.get("example_prompt")
     fields = dict.fromkeys(pool.entries[0].fields if pool.entries else (), "")
     if fields:
-        made(given, [{**fields, pool.label_key: ""}], [""], ())
-    return given
+        made(strategy_options, [{**fields, pool.label_key: ""}], [""], ())
+    return strategy_options
 
 
 def balanced(pool: LabelledPool, count: int) -> list[int]:
-    """Returns places of up to `count` examples of the pool, with labels in turns, in the order of the pool."""
+    """Returns the positions of up to `count` examples, with labels in turns, in the order of the pool."""
     turns: Counter[str | None] = Counter()
     ranked = []
     for place, entry in enumerate(pool.entries):
@@ -261,11 +224,7 @@ def balanced(pool: LabelledPool, count: int) -> list[int]:
 
 
 def asked_values(values: Any, options: Mapping[str, Any], pool: LabelledPool) -> Any:
-    """Returns the query's own values: those of `input_keys`, or of the variables that the pool's inputs filled.
-
-    Raises:
-      ConfigurationError: a wanted variable is missing, or there are no values.
-    """
+    """Returns the query's values of `input_keys`, or of the variables in the pool's query template."""
     if not isinstance(values, Mapping):
         raise fail("input_variables", "a dict of the query's variables", type(values).__name__)
     wanted = options.get("input_keys")
@@ -280,34 +239,26 @@ def asked_values(values: Any, options: Mapping[str, Any], pool: LabelledPool) ->
 
 
 def probed(llm: Any, strategy: str, votes: str | None) -> Any:
-    """Returns the student's engine, probed before anything is spent; None: the teachers' will do."""
+    """Returns the student's engine, called once before anything is spent; None: the teachers' engine is used."""
     if llm is None or strategy != "validated":
         return None
     return as_choice_backend(llm, votes="text" if votes == "text" else None)
 
 
 def labeler_of(pool: LabelledPool, labeler: PromptPATELabeler) -> PromptPATELabeler:
-    """Returns the labeler, if it is the one that labelled the pool: one report has to speak for all labels.
-
-    Raises:
-      ConfigurationError: it is of another share.
-    """
+    """Returns the labeler if its share paid for the pool: one report must cover all labels."""
     if not isinstance(labeler, PromptPATELabeler):
         raise fail("labeler", "a PromptPATELabeler", type(labeler).__name__)
     if pool.report or pool.labelled or pool.rejected:
         paid, own = pool.report, labeler.pool.report
         if other := [name for name in ("ledger_id", "component", "dataset_id") if paid.get(name) != own.get(name)]:
-            advice = "Take a labeler of the same component, or save this pool and build another selector."
-            raise fail("labeler", "the one whose share paid for the pool", f"others in {other}", advice)
+            advice = "Use a labeler of the same component, or save this pool and build another selector."
+            raise fail("labeler", "the one whose share paid for the pool", f"differences in {other}", advice)
     return labeler
 
 
 def student_of(pool: LabelledPool) -> StudentChoice | None:
-    """Returns the choice that a pool carries, if it carries one.
-
-    Raises:
-      ConfigurationError: it is malformed, or names entries that have no label or do not exist.
-    """
+    """Returns the student choice of a pool, checked against its entries; None: there is none."""
     if pool.student is None:
         return None
     choice = StudentChoice.from_dict(pool.student)
@@ -318,47 +269,32 @@ def student_of(pool: LabelledPool) -> StudentChoice | None:
 
 
 def text_of(entry: PoolEntry) -> str:
-    """Returns what an input says, for comparisons with queries."""
+    """Returns the fields of an input as one text, for comparisons with queries."""
     return " ".join(entry.fields[name] for name in sorted(entry.fields))
 
 
 def public_entry(pool: LabelledPool, example: Mapping[str, str]) -> PoolEntry:
-    """Returns an example with its public label as an entry of the pool.
-
-    Raises:
-      ConfigurationError: no such label, other fields than the pool's, or an input that is in the pool already.
-    """
+    """Returns an example with its public label as an entry of the pool."""
     key = pool.label_key
     if not isinstance(example, Mapping) or key not in example:
-        found = sorted(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
-        raise fail("example", f"a dict with the input's fields and its label under {key!r}", found)
+        shown = sorted(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
+        raise fail("example", f"a dict with the input's fields and its label under {key!r}", shown)
     fields = {name: value for name, value in example.items() if name != key}
     wanted = sorted(pool.entries[0].fields) if pool.entries else sorted(map(str, fields))
     if sorted(map(str, fields)) != wanted:
         raise fail("example", f"the fields {[*wanted, key]}", sorted(map(str, example)))
-    by_text = {text: label for label, text in pool.shown.items()}
-    said = example[key]
-    label = None if not isinstance(said, str) else said if said in pool.labels else by_text.get(said)
+    known = {text: label for label, text in pool.shown.items()} | {label: label for label in pool.labels}
+    value = example[key]
+    label = known.get(value) if isinstance(value, str) else None
     if label is None:
-        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", said)
+        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", value)
     if any(entry.fields == fields and entry.label is not None for entry in pool.entries):
         raise fail("example", "an input without a label", "one that has a label in the pool already")
     return PoolEntry(fields=fields, label=label, status="public")
 
 
-@contextmanager
-def carrying(labeler: PromptPATELabeler) -> Iterator[None]:
-    """Whatever ends the search, the error carries the labeler, so that no released label is lost with it."""
-    try:
-        yield
-    except BaseException as error:
-        with suppress(AttributeError, TypeError):
-            error.labeler = labeler  # type: ignore[attr-defined]
-        raise
-
-
 def check_searched(failure: str, labeler: PromptPATELabeler) -> None:
-    """Reports a search that a failed call ended, from a frame without a cause."""
+    """Raises the interruption outside the handler of the failed call, so that it has no cause."""
     if failure:
         msg = (
             f"The student's prompt was not chosen: {failure.rstrip('.')}. All labels are released and kept: call "

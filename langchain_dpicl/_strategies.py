@@ -1,14 +1,12 @@
-"""Which examples of a labelled pool a prompt shows: ways to select among public examples, by LangChain's own selectors.
-
-All of it is post-processing and free. Knows no record, no teacher, no budget, and which field is the label.
-"""
+"""Selects the examples of a labelled pool that a prompt shows, with LangChain's example selectors."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import (
@@ -18,8 +16,10 @@ from langchain_core.example_selectors import (
 )
 from langchain_core.prompts import PromptTemplate
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from typing_extensions import override
 
 from langchain_dpicl.asking import public_text, template_text
+from langchain_dpicl.backends.walk import Call, Walk, adrive, drive
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 
@@ -29,26 +29,30 @@ Example: TypeAlias = dict[str, str]
 _BY_VECTORS = ("similarity", "mmr")
 
 
-class Strategy(Protocol):
-    """Selects examples for a query. Public in, public out."""
+class Strategy:
+    """A way to select examples for a query; inputs and outputs are public."""
 
     def prepare(self) -> None:
-        """Embeds what has to be embedded, so that the first `select` need not."""
+        """Embeds the examples that are not embedded yet, so that `select` need not."""
 
     async def aprepare(self) -> None:
-        """Is `prepare`, awaitable."""
+        """Asynchronous version of `prepare`."""
+        self.prepare()
 
     def select(self, values: Mapping[str, Any]) -> list[Example]:
-        """Returns copies of the examples to show for the caller's values, in the order of the prompt."""
+        """Returns copies of the examples for the query's values, in the order of the prompt."""
+        raise NotImplementedError
 
     async def aselect(self, values: Mapping[str, Any]) -> list[Example]:
-        """Is `select`, awaitable."""
+        """Asynchronous version of `select`."""
+        return self.select(values)
 
     def add(self, example: Example, input_text: str) -> None:
-        """Takes one more example of the pool."""
+        """Adds an example of the pool."""
 
     async def aadd(self, example: Example, input_text: str) -> None:
-        """Is `add`, awaitable."""
+        """Asynchronous version of `add`."""
+        self.add(example, input_text)
 
 
 def check_strategy(
@@ -62,11 +66,7 @@ def check_strategy(
     max_length: int = 2048,
     get_text_length: Callable[[str], int] | None = None,
 ) -> None:
-    """Refuses what `make_strategy` would refuse of its options, before there is a pool.
-
-    Raises:
-      ConfigurationError: an option is out of range, missing, or of another strategy.
-    """
+    """Checks the options of `make_strategy` before there is a pool."""
     check_choice("strategy", strategy, get_args(StrategyName))
     check_int("k", k, low=1)
     check_int("fetch_k", fetch_k, low=k if strategy == "mmr" else 1)
@@ -91,28 +91,25 @@ def make_strategy(
     chosen: Sequence[int] = (),
     **options: Any,
 ) -> Strategy:
-    """Returns a way to select among the examples of a pool. Calls no model: see `Strategy.prepare`.
+    """Returns a way to select among the examples of a pool. Calls no model; `Strategy.prepare` does.
 
-    - "validated": the demonstrations of the best prompt that was tried, whatever is asked and added.
+    - "validated": the demonstrations of the best scored prompt, for every query.
     - "similarity": the `k` examples whose inputs are most similar to the query, most similar first.
     - "mmr": `k` of the `fetch_k` most similar ones, each unlike those before it (maximal marginal relevance).
     - "length": the first examples of the pool that fit `max_length` together with the query.
 
-    The stock selectors by vectors compare fields of the same names in query and example. Here the text of the input
-    is embedded, and the caller's values: joined by a space, in the order of their names, if there are several.
+    LangChain's vector selectors compare equal field names of query and example. Here the text of the input is compared
+    with the query's values: joined by a space, in the order of their names, if there are several.
 
     Args:
       strategy: one of these.
       pool_examples: the pool's examples.
       input_texts: the text of each example's input.
-      chosen: for "validated": places in `pool_examples`.
-      options: those of `check_strategy`: `k` and `fetch_k` for selection by vectors; `embeddings`, which are kept in
-        memory, or a `vectorstore` for this pool alone, which embeds nothing again that it holds of the pool already;
+      chosen: for "validated": positions in `pool_examples`.
+      options: those of `check_strategy`: `k` and `fetch_k` for selection by vectors; `embeddings`, whose vectors are
+        kept in memory, or a `vectorstore` for this pool alone, which embeds only examples that it lacks;
         `example_prompt` (of one example), `max_length` (of query and examples together, without prefix and suffix) and
         `get_text_length` (None: words) for "length".
-
-    Raises:
-      ConfigurationError: an option is out of range, missing, or of another strategy.
     """
     check_strategy(strategy, **options)
     if len(pool_examples) != len(input_texts):
@@ -126,34 +123,19 @@ def make_strategy(
     return _ByVectors(_selector(strategy, **options), pool_examples, input_texts)
 
 
-class _Validated:
-    """The demonstrations of the best prompt; more examples change them only where another prompt is chosen."""
+class _Validated(Strategy):
+    """The demonstrations of the chosen prompt, whatever examples are added."""
 
     def __init__(self, chosen: list[Example]) -> None:
         self._chosen = chosen
 
-    def prepare(self) -> None:
-        pass
-
-    async def aprepare(self) -> None:
-        pass
-
+    @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
-        del values
         return _copies(self._chosen)
 
-    async def aselect(self, values: Mapping[str, Any]) -> list[Example]:
-        return self.select(values)
 
-    def add(self, example: Example, input_text: str) -> None:
-        pass
-
-    async def aadd(self, example: Example, input_text: str) -> None:
-        pass
-
-
-class _ByLength:
-    """The first examples that fit, by the stock selector."""
+class _ByLength(Strategy):
+    """The first examples that fit, by LangChain's length-based selector."""
 
     def __init__(self, examples: Sequence[Example], *, example_prompt: Any, **options: Any) -> None:
         template = PromptTemplate.from_template(template_text("example_prompt", example_prompt))
@@ -161,24 +143,13 @@ class _ByLength:
         listed = [self._checked(example) for example in examples]
         self._selector = LengthBasedExampleSelector(examples=listed, example_prompt=template, **options)
 
-    def prepare(self) -> None:
-        pass
-
-    async def aprepare(self) -> None:
-        pass
-
+    @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
         return _copies(self._selector.select_examples(_texts(values)))
 
-    async def aselect(self, values: Mapping[str, Any]) -> list[Example]:
-        return _copies(await self._selector.aselect_examples(_texts(values)))
-
+    @override
     def add(self, example: Example, input_text: str) -> None:
-        del input_text
         self._selector.add_example(self._checked(example))
-
-    async def aadd(self, example: Example, input_text: str) -> None:
-        self.add(example, input_text)
 
     def _checked(self, example: Example) -> Example:
         if missing := sorted(self._fields - set(example)):
@@ -186,8 +157,8 @@ class _ByLength:
         return dict(example)
 
 
-class _ByVectors:
-    """The examples nearest to the query, by a stock selector over the inputs' texts."""
+class _ByVectors(Strategy):
+    """The examples nearest to the query, by one of LangChain's vector selectors over the inputs' texts."""
 
     def __init__(
         self,
@@ -202,76 +173,84 @@ class _ByVectors:
         for example, text in zip(examples, input_texts, strict=True):
             self._take(example, text)
 
+    @override
     def prepare(self) -> None:
-        if waiting := dict(self._waiting):
-            try:
-                held = self._selector.vectorstore.get_by_ids(list(waiting))
-            except NotImplementedError:
-                held = []
-            if texts := _without(waiting, held):
-                self._selector.vectorstore.add_texts(*_columns(texts), ids=list(texts))
-            self._done(waiting)
+        drive(self._embed())
 
+    @override
     async def aprepare(self) -> None:
-        if waiting := dict(self._waiting):
-            try:
-                held = await self._selector.vectorstore.aget_by_ids(list(waiting))
-            except NotImplementedError:
-                held = []
-            if texts := _without(waiting, held):
-                await self._selector.vectorstore.aadd_texts(*_columns(texts), ids=list(texts))
-            self._done(waiting)
+        await adrive(self._embed())
 
+    @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
-        query = self._query(values)
-        self.prepare()
-        return self._ours(self._selector.select_examples(query)) if self._known else []
+        return drive(self._nearest(values))
 
+    @override
     async def aselect(self, values: Mapping[str, Any]) -> list[Example]:
-        query = self._query(values)
-        await self.aprepare()
-        return self._ours(await self._selector.aselect_examples(query)) if self._known else []
+        return await adrive(self._nearest(values))
 
+    @override
     def add(self, example: Example, input_text: str) -> None:
         self._take(example, input_text)
         self.prepare()
 
+    @override
     async def aadd(self, example: Example, input_text: str) -> None:
         self._take(example, input_text)
         await self.aprepare()
 
+    def _embed(self) -> Walk[None]:
+        """Embeds the examples that the store lacks; stores without `get_by_ids` get all of them."""
+        waiting = dict(self._waiting)
+        if not waiting:
+            return
+        store, ids = self._selector.vectorstore, list(waiting)
+        try:
+            documents = yield Call(partial(store.get_by_ids, ids), partial(store.aget_by_ids, ids))
+        except NotImplementedError:
+            documents = []
+        if texts := _without(waiting, documents):
+            columns, names = _columns(texts), list(texts)
+            yield Call(partial(store.add_texts, *columns, ids=names), partial(store.aadd_texts, *columns, ids=names))
+        for name in waiting:
+            self._waiting.pop(name, None)
+
+    def _nearest(self, values: Mapping[str, Any]) -> Walk[list[Example]]:
+        query, selector = self._query(values), self._selector
+        yield from self._embed()
+        if not self._known:
+            return []
+        nearest = yield Call(partial(selector.select_examples, query), partial(selector.aselect_examples, query))
+        return self._ours(nearest)
+
     def _take(self, example: Example, text: str) -> None:
-        """Notes an example; the same one is embedded once."""
+        """Registers an example; equal ones are embedded once."""
         fields = sorted(example)
         if self._known and fields != self._fields:
             raise fail("pool_examples", f"examples with the same fields, {self._fields}", fields)
         self._fields = fields
-        # The id says what is stored, so that a store that outlives this process is not filled twice.
+        # The id is a hash of the content, so that a persistent store is not filled twice.
         named = json.dumps([text, sorted(example.items())])
         self._waiting[str(uuid.uuid5(uuid.NAMESPACE_OID, named))] = (text, dict(example))
         self._known[frozenset(example.items())] = dict(example)
 
-    def _done(self, waiting: Iterable[str]) -> None:
-        for name in waiting:
-            self._waiting.pop(name, None)
-
     def _query(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the query's text; alone it is what the stock selector embeds, whatever its name."""
+        """Returns the query's text under one key, which LangChain's selector then embeds."""
         texts = _texts(values)
         if not texts:
-            advice = "A FewShotChatMessagePromptTemplate hands on only the variables in its input_variables."
+            advice = "A FewShotChatMessagePromptTemplate passes on only the variables in its input_variables."
             raise fail("values", "at least one value of the query", {}, advice)
         return {"query": " ".join(texts[name] for name in sorted(texts))}
 
-    def _ours(self, found: Sequence[Mapping[str, Any]]) -> list[Example]:
-        """Returns the examples, refusing what is no example of the pool: nobody released it."""
-        # Stores add fields of their own, which are not shown.
-        own = [{name: one[name] for name in self._fields if isinstance(one.get(name), str)} for one in found]
+    def _ours(self, examples_found: Sequence[Mapping[str, Any]]) -> list[Example]:
+        """Returns the examples; refuses documents that are not in the pool, as their release is unknown."""
+        # Stores add metadata fields, which are dropped.
+        own = [{name: one[name] for name in self._fields if isinstance(one.get(name), str)} for one in examples_found]
         examples = [self._known.get(frozenset(one.items())) for one in own]
         if None in examples:
             raise ConfigurationError(
-                "vectorstore: expected a store with examples of this pool alone, found another document, which nobody "
-                "released into prompts. Give an empty store or collection."
+                "vectorstore: expected a store with examples of this pool only, found another document, which was "
+                "not released. Give an empty store or collection."
             )
         return _copies(example for example in examples if example is not None)
 
@@ -293,21 +272,21 @@ def _selector(
 
 def _check_store(embeddings: Any, vectorstore: Any) -> None:
     if (embeddings is None) == (vectorstore is None):
-        found = "neither" if embeddings is None else "both"
+        given_stores = "neither" if embeddings is None else "both"
         advice = "embeddings=OpenAIEmbeddings(...), for instance, keeps vectors in memory; or give an empty store."
-        raise fail("embeddings, vectorstore", "one of them to select by similarity", found, advice)
+        raise fail("embeddings, vectorstore", "one of them to select by similarity", given_stores, advice)
     for name, value, kind in (("embeddings", embeddings, Embeddings), ("vectorstore", vectorstore, VectorStore)):
         if value is not None and not isinstance(value, kind):
             raise fail(name, f"an instance of LangChain's {kind.__name__}", type(value).__name__)
 
 
-def _without(waiting: Mapping[str, tuple[str, Example]], held: Iterable[Any]) -> dict[str, tuple[str, Example]]:
-    names = {document.id for document in held}
+def _without(waiting: Mapping[str, tuple[str, Example]], documents: Iterable[Any]) -> dict[str, tuple[str, Example]]:
+    names = {document.id for document in documents}
     return {name: item for name, item in waiting.items() if name not in names}
 
 
 def _columns(items: Mapping[str, tuple[str, Example]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns texts and metadata, as stores take them."""
+    """Returns texts and metadata, the arguments of `add_texts`."""
     return [text for text, _ in items.values()], [dict(example) for _, example in items.values()]
 
 

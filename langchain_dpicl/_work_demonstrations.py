@@ -98,7 +98,7 @@ class DemonstrationWork:
         found = {**self.plan.to_dict(), **script.to_dict()}
         changed = sorted(key for key in {**self.public, **found} if self.public.get(key) != found.get(key))
         if changed or _facts(script) != self.engine:
-            raise fail("workplace", "the model that the plan was made with", f"another in {changed or ['engine']}")
+            raise fail("workplace", "the model that the plan was made with", f"differences in {changed or ['engine']}")
         share = declare_share(
             private,
             budget,

@@ -1,7 +1,4 @@
-"""Labelling public inputs elsewhere: what a worker is told, and how it keeps each release before its commit.
-
-Knows inputs, plans and the memo of released labels; records, votes and sums are the curator's.
-"""
+"""Labels public inputs in a worker, and stores each release in a shared memo before its ticket is committed."""
 
 from __future__ import annotations
 
@@ -33,17 +30,17 @@ InputJob: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class LabelWork:
-    """The order to label public inputs; public, and made from what the driver has planned.
+    """The job of labelling public inputs, built from the driver's plan; public.
 
     Attributes:
       ledger_id: the driver's ledger.
-      component: whose share pays.
-      epsilon: the share as it was asked for.
-      plan: what is released, and what it costs.
-      task: what is voted on.
-      inputs: how inputs read.
-      public: what reports show of the plan.
-      reads: whether votes are calibrated, and whether those without a label count.
+      component: the component whose share pays.
+      epsilon: the requested share.
+      plan: the driver's plan.
+      task: labels and prompt templates.
+      inputs: templates of inputs.
+      public: the plan as reports show it.
+      reads: whether votes are calibrated, and whether votes without a label count.
     """
 
     ledger_id: str
@@ -62,24 +59,19 @@ class LabelWork:
 
     @property
     def key(self) -> str:
-        """Public name: of the whole order, so that no worker takes one for another of the same component."""
+        """Public key of the whole job, so that a worker never confuses two jobs of one component."""
         return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
 
     def begin(self, place: Workplace) -> Callable[[InputJob], Answer]:
-        """Declares the same share from the worker's own examples, and returns what labels one input.
-
-        Raises:
-          ConfigurationError: the worker's model is another, or its place lacks something.
-          PrivacyBudgetError: the worker's ledger, or what its examples declare, is another.
-        """
+        """Declares the same share from the worker's own examples, and returns the function that labels one input."""
         private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=self.plan.max_queries)
         engine = as_choice_backend(place.llm, votes="text" if self.task.votes == "text" else None)
         calibrate, other = self.reads
         rows = LabelRows(engine, list(self.task.texts.values()), calibrate=calibrate, other=other)
-        found = {"model": getattr(engine, "name", type(engine).__name__), "reads": rows.kind}
-        changed = sorted(name for name in found if found[name] != self.public[name])
+        model = {"model": getattr(engine, "name", type(engine).__name__), "reads": rows.kind}
+        changed = sorted(name for name in model if model[name] != self.public[name])
         if changed:
-            raise fail("workplace", "the model that the plan was made with", f"another in {changed}")
+            raise fail("workplace", "the model that the plan was made with", f"differences in {changed}")
         share = declare_share(
             private,
             budget,
@@ -106,7 +98,7 @@ class LabelWork:
 
 
 class _KeptRun(LabellingRun):
-    """A run over the inputs that one worker is given; each release is in the memo before its ticket is committed."""
+    """A run over the inputs of one worker; each release is in the memo before its ticket is committed."""
 
     _memo: ReleaseMemo
     _scope: str
@@ -114,26 +106,27 @@ class _KeptRun(LabellingRun):
     _paid: RunEvents | None = None
 
     def keep_in(self, memo: ReleaseMemo, scope: str) -> None:
-        """Says where releases are kept."""
+        """Sets the memo and the scope of releases."""
         self._memo, self._scope = memo, scope
 
     def answer(self, job: InputJob) -> Answer:
-        """Returns the label that stands in the memo, or has it released and puts it there."""
+        """Returns the label in the memo, or releases one and stores it."""
         key = MemoKey(self._scope, tenant_of(""), query_of([part for pair in job for part in pair]))
-        told = self._memo.recall(key)
-        if told is not None:
-            return Answer("done", json.loads(told))
+        text = self._memo.recall(key)
+        if text is not None:
+            return Answer("done", json.loads(text))
         turn, self._paid = JobTurn(self._memo, key), None
+        # One worker per input: two releases for one input would be charged twice.
         if not turn.take():
             return turn.busy()
         try:
-            told = self._memo.recall(key)
-            entry = self._asked(job, key, turn) if told is None else PoolEntry.from_dict(json.loads(told))
+            text = self._memo.recall(key)
+            entry = self._asked(job, key, turn) if text is None else PoolEntry.from_dict(json.loads(text))
         except TurnLostError:
             return turn.busy(tickets=self._charged())
         except PrivacyBudgetExceededError as error:
             return Answer.of_fault(error) if self.queries_left else Answer("lost")
-        except Exception as error:  # noqa: BLE001  told by its kind
+        except Exception as error:  # noqa: BLE001  reported by its class
             return Answer.of_fault(error, tickets=self._charged())
         finally:
             turn.leave()
@@ -147,7 +140,7 @@ class _KeptRun(LabellingRun):
         return self._paid
 
     def _asked(self, job: InputJob, key: MemoKey, turn: JobTurn) -> PoolEntry:
-        """Returns a label that is in the memo now."""
+        """Releases a label, unless an earlier call did, and stores it in the memo."""
         place = self._place(dict(job))
         self._at = key, place, turn
         try:
@@ -159,22 +152,18 @@ class _KeptRun(LabellingRun):
             self._at = None
 
     def _save(self) -> None:
-        """Keeps the release that was just made; before it is paid for, looks whether the turn is still ours.
-
-        Raises:
-          TurnLostError: another worker has released a label for this input, or is about to.
-          MemoError: the memo cannot be used.
-        """
+        """Stores the release; before a release is charged, checks that this worker still holds the turn."""
         if self._at is None:
             return
         key, place, turn = self._at
         if self._entries[place].status == "waiting":
             turn.check(None)
             return
-        told = json.dumps(self._entries[place].to_dict())
-        self._memo.remember(key, told)
-        if self._memo.recall(key) != told:
-            raise TurnLostError("memo: expected no label for this input, found that another run has released one.")
+        text = json.dumps(self._entries[place].to_dict())
+        self._memo.remember(key, text)
+        # The memo keeps the first of two releases; the loser must not commit its own.
+        if self._memo.recall(key) != text:
+            raise TurnLostError("memo: expected no label for this input, found one that another run released.")
 
 
 __all__ = ["InputJob", "LabelWork"]

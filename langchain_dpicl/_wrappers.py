@@ -1,7 +1,4 @@
-"""Wrappers that LangChain puts around a Runnable, made so that retries and fallbacks let our errors by.
-
-Knows error classes only: no budget, no private record.
-"""
+"""LangChain's wrappers of a Runnable, changed so that retries and fallbacks do not handle this package's errors."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Rule: TypeAlias = Callable[[BaseException], bool]
 
 
 class QueryTool(StructuredTool):
-    """A tool that takes a query as a plain text too, as a stock tool of one argument does."""
+    """A tool that accepts plain text if the query has one variable, as LangChain's tools of one argument do."""
 
     @override
     def run(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -42,21 +39,21 @@ class QueryTool(StructuredTool):
     async def arun(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         return await super().arun(self._named(tool_input), *args, **kwargs)
 
-    def _named(self, given: str | dict[str, Any]) -> dict[str, Any]:
+    def _named(self, tool_input: str | dict[str, Any]) -> dict[str, Any]:
         names = list(self.args)
-        if not isinstance(given, str):
-            return given
+        if not isinstance(tool_input, str):
+            return tool_input
         if len(names) != 1:
-            raise fail("input", f"a dict with {names}", "text", "A text is enough where a query has one variable.")
-        return {names[0]: given}
+            raise fail("input", f"a dict with {names}", "text", "Plain text needs a query with one variable.")
+        return {names[0]: tool_input}
 
 
 class PassesOurErrors:
-    """What a component that charges, and everything wrapped around it, does about retries and fallbacks.
+    """Retries and fallbacks of a component that charges, and of every wrapper of it.
 
     Formal guarantees:
-      - A retry never follows a refusal by the budget, and follows our other errors only if they are named.
-      - A fallback never stands in for one of our errors that is not named.
+      - A retry never follows a refusal by the budget, and follows other errors of this package only if they are named.
+      - A fallback never handles an error of this package that is not named.
     """
 
     def with_retry(
@@ -67,18 +64,18 @@ class PassesOurErrors:
         exponential_jitter_params: ExponentialJitterParams | None = None,
         stop_after_attempt: int = 3,
     ) -> Runnable[Any, Any]:
-        """Is LangChain's `with_retry`, but leaves our errors alone. Every attempt that gets as far as a release pays.
+        """As LangChain's `with_retry`, but does not retry this package's errors. Every release is charged.
 
         Args:
-          retry_if_exception_type: classes to retry on; one of ours has to be named itself (`ModelCallError`), its
-            base classes outside this package do not cover it. Or a function of the error, also on versions of
-            langchain-core that take classes only; it is not asked about refusals by the budget.
+          retry_if_exception_type: classes to retry on; errors of this package have to be named themselves
+            (`ModelCallError`), as base classes outside the package do not cover them. Or a function of the error, also
+            with versions of langchain-core that take classes only; it is not called for refusals by the budget.
           wait_exponential_jitter: as in LangChain.
           exponential_jitter_params: as in LangChain.
           stop_after_attempt: as in LangChain.
 
         Raises:
-          ConfigurationError: a refusal by the budget is named: it stays one, however often one asks.
+          ConfigurationError: a refusal by the budget is named, which a retry cannot change.
         """
         return _Retry(
             bound=self,
@@ -97,12 +94,12 @@ class PassesOurErrors:
         exceptions_to_handle: ErrorClasses = (Exception,),
         exception_key: str | None = None,
     ) -> RunnableWithFallbacks[Any, Any]:
-        """Is LangChain's `with_fallbacks`, but lets our errors through.
+        """As LangChain's `with_fallbacks`, but does not handle this package's errors.
 
         Args:
           fallbacks: as in LangChain.
-          exceptions_to_handle: classes to fall back on; one of ours has to be named itself. Naming a refusal by the
-            budget sends the question to the fallback: see to it that no private record is behind that.
+          exceptions_to_handle: classes to fall back on; errors of this package have to be named themselves. Naming a
+            refusal by the budget sends the query to the fallback, which then must not read private records.
           exception_key: as in LangChain.
         """
         named = _classes("exceptions_to_handle", exceptions_to_handle)
@@ -114,72 +111,72 @@ class PassesOurErrors:
         )
 
     def bind(self: Any, **kwargs: Any) -> Runnable[Any, Any]:
-        """Is LangChain's `bind`."""
+        """As LangChain's `bind`."""
         return _kept(Runnable.bind(self, **kwargs))
 
     def with_config(self: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Runnable[Any, Any]:
-        """Is LangChain's `with_config`."""
+        """As LangChain's `with_config`."""
         return _kept(Runnable.with_config(self, config, **kwargs))
 
     def with_listeners(self: Any, **listeners: Any) -> Runnable[Any, Any]:
-        """Is LangChain's `with_listeners`."""
+        """As LangChain's `with_listeners`."""
         return _kept(Runnable.with_listeners(self, **listeners))
 
     def with_alisteners(self: Any, **listeners: Any) -> Runnable[Any, Any]:
-        """Is LangChain's `with_alisteners`."""
+        """As LangChain's `with_alisteners`."""
         return _kept(Runnable.with_alisteners(self, **listeners))
 
     def with_types(self: Any, **types: Any) -> Runnable[Any, Any]:
-        """Is LangChain's `with_types`."""
+        """As LangChain's `with_types`."""
         return _kept(Runnable.with_types(self, **types))
 
     def as_tool(self: Any, args_schema: Any = None, **kwargs: Any) -> BaseTool:
-        """Is LangChain's `as_tool`; what is not given, the component inside gives: what a query holds, what it does."""
+        """As LangChain's `as_tool`; the component inside gives the default arguments schema and description."""
         inside = self
         while isinstance(inside, PassesOurErrors) and not hasattr(inside, "tool_defaults"):
-            held = vars(inside)
-            inside = held.get("bound") or held.get("default") or held.get("runnable")
-        given = inside.tool_defaults() if hasattr(inside, "tool_defaults") else {}
+            attributes = vars(inside)
+            inside = attributes.get("bound") or attributes.get("default") or attributes.get("runnable")
+        options = inside.tool_defaults() if hasattr(inside, "tool_defaults") else {}
         if args_schema is not None:
-            given["args_schema"] = args_schema
-        made = Runnable.as_tool(self, **{**given, **kwargs})
-        return QueryTool(**dict(made)) if isinstance(made, StructuredTool) else made
+            options["args_schema"] = args_schema
+        tool = Runnable.as_tool(self, **{**options, **kwargs})
+        return QueryTool(**dict(tool)) if isinstance(tool, StructuredTool) else tool
 
     def map(self: Any) -> Runnable[Sequence[Any], list[Any]]:
-        """Is LangChain's `map`."""
+        """As LangChain's `map`."""
         return _Each(bound=self)
 
     def configurable_fields(self: Any, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
-        """Is LangChain's `configurable_fields`."""
+        """As LangChain's `configurable_fields`."""
         return _Fields(**vars(RunnableSerializable.configurable_fields(self, **kwargs)))
 
     def configurable_alternatives(self: Any, which: ConfigurableField, **kwargs: Any) -> RunnableSerializable[Any, Any]:
-        """Is LangChain's `configurable_alternatives`."""
+        """As LangChain's `configurable_alternatives`."""
         return _Alternatives(**vars(RunnableSerializable.configurable_alternatives(self, which, **kwargs)))
 
 
 # LangChain's own classes differ in these signatures.
 class _Binding(PassesOurErrors, RunnableBinding[Any, Any]):  # type: ignore[misc, no-redef]
-    """A binding whose retries and fallbacks leave our errors alone."""
+    """A binding whose retries and fallbacks do not handle this package's errors."""
 
 
 class _Each(PassesOurErrors, RunnableEach[Any, Any]):  # type: ignore[misc]
-    """A map whose retries and fallbacks leave our errors alone."""
+    """A map whose retries and fallbacks do not handle this package's errors."""
 
 
-# Not [Any, Any]: pydantic would take no component for a `RunnableSerializable[Any, Any]`.
+# Not [Any, Any]: pydantic would accept no component as a `RunnableSerializable[Any, Any]`.
 class _Fields(PassesOurErrors, RunnableConfigurableFields):  # type: ignore[type-arg]
-    """Configurable fields whose retries and fallbacks leave our errors alone."""
+    """Configurable fields whose retries and fallbacks do not handle this package's errors."""
 
 
 class _Alternatives(PassesOurErrors, RunnableConfigurableAlternatives):  # type: ignore[type-arg]
-    """Configurable alternatives whose retries and fallbacks leave our errors alone."""
+    """Configurable alternatives whose retries and fallbacks do not handle this package's errors."""
 
 
 class _Retry(PassesOurErrors, RunnableRetry[Any, Any]):  # type: ignore[no-redef]
-    """A retry in which every input of a batch stands for itself.
+    """A retry in which the inputs of a batch are independent.
 
-    The stock class ends a whole batch with the first error that is not retried, and paid answers would be lost.
+    LangChain's class ends a whole batch with the first error that is not retried, which would lose paid answers.
     """
 
     @override
@@ -206,7 +203,7 @@ class _Retry(PassesOurErrors, RunnableRetry[Any, Any]):  # type: ignore[no-redef
 
 
 class _Fallbacks(PassesOurErrors, RunnableWithFallbacks[Any, Any]):
-    """Fallbacks chosen by `isinstance`, which a rule can answer; an `except` clause, as in the stock class, cannot."""
+    """Fallbacks chosen by `isinstance`, which a metaclass can override; LangChain uses `except`, which ignores it."""
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -228,17 +225,17 @@ class _Fallbacks(PassesOurErrors, RunnableWithFallbacks[Any, Any]):
         async for chunk in self._atransform_stream_with_config(inputs(), self._astreamed, config, **kwargs):
             yield chunk
 
-    def _first(self, given: Any, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+    def _first(self, value: Any, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Any:
         del run_manager
-        attempts = _Attempts(self, given)
+        attempts = _Attempts(self, value)
         for runnable in self.runnables:
             with attempts:
                 return runnable.invoke(attempts.input, config, **kwargs)
         return attempts.give_up()
 
-    async def _afirst(self, given: Any, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+    async def _afirst(self, value: Any, run_manager: Any, config: RunnableConfig, **kwargs: Any) -> Any:
         del run_manager
-        attempts = _Attempts(self, given)
+        attempts = _Attempts(self, value)
         for runnable in self.runnables:
             with attempts:
                 return await runnable.ainvoke(attempts.input, config, **kwargs)
@@ -277,12 +274,12 @@ class _Fallbacks(PassesOurErrors, RunnableWithFallbacks[Any, Any]):
 
 
 class _Attempts:
-    """Holds back the errors that a fallback stands in for; the first of them is raised if none did better."""
+    """Suppresses the errors that a fallback handles; raises the first of them if every runnable fails."""
 
-    def __init__(self, owner: _Fallbacks, given: Any) -> None:
-        if owner.exception_key is not None and not isinstance(given, dict):
-            raise ConfigurationError(f"input: expected a dict beside exception_key=, found {type(given).__name__}.")
-        self.input = given
+    def __init__(self, owner: _Fallbacks, value: Any) -> None:
+        if owner.exception_key is not None and not isinstance(value, dict):
+            raise ConfigurationError(f"input: expected a dict beside exception_key=, found {type(value).__name__}.")
+        self.input = value
         self._handled = owner.exceptions_to_handle
         self._key = owner.exception_key
         self._first: BaseException | None = None
@@ -294,24 +291,24 @@ class _Attempts:
         if error is None or not isinstance(error, self._handled):
             return False
         self._first = self._first or error
-        if self._key is not None:
+        if self._key is not None:  # LangChain passes the error to the next runnable under this key
             self.input = {**self.input, self._key: error}
         return True
 
     def give_up(self) -> NoReturn:
-        """Raises the first error that was held back."""
+        """Raises the first suppressed error."""
         if self._first is None:
             raise ConfigurationError("with_fallbacks: expected a runnable to try, found none.")
         raise self._first
 
 
 def _kept(binding: Any) -> _Binding:
-    """Returns the stock binding as one of ours."""
+    """Returns LangChain's binding as a `_Binding`."""
     return _Binding(**vars(binding))
 
 
 class _ByRule(type):
-    """A class of errors whose `isinstance` asks a rule."""
+    """A metaclass of error classes whose `isinstance` calls a rule."""
 
     rule: Rule
 
@@ -324,13 +321,13 @@ def _errors_by(rule: Rule) -> type[BaseException]:
 
 
 def _is_named(classes: ErrorClasses, error: BaseException) -> bool:
-    """Whether an error is one of the classes; one of ours has to be named inside our own tree."""
+    """Whether an error is one of the classes; a DPICLError only matches classes of its own tree."""
     ours = _holds(error, DPICLError)
     return any(isinstance(error, c) and (not ours or issubclass(c, DPICLError)) for c in classes)
 
 
 def _holds(error: BaseException, kind: type[Exception]) -> bool:
-    """Whether an error is of a kind, or a group with one of that kind inside."""
+    """Whether an error is of a class, or a group that contains one."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(kind) is not None
     return isinstance(error, kind)
@@ -344,8 +341,8 @@ def _retry_rule(named: ErrorClasses | Rule) -> Rule:
     classes = _classes("retry_if_exception_type", named)
     refusals = [c.__name__ for c in classes if issubclass(c, PrivacyBudgetError) or c is DPICLError]
     if refusals:
-        msg = f"retry_if_exception_type: expected no refusal by the budget, found {refusals}: asking again cannot help."
-        raise ConfigurationError(msg + " Raise the share; or name ModelCallError, and each attempt pays.")
+        msg = f"retry_if_exception_type: expected no refusal by the budget, found {refusals}: a retry cannot help."
+        raise ConfigurationError(msg + " Raise the share; or name ModelCallError, where each attempt is charged.")
     return partial(_is_named, classes)
 
 

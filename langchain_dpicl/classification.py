@@ -1,8 +1,4 @@
-"""Serving side: label likelihoods under a public prompt, calibrated or not. Knows no private record and no budget.
-
-Every prompt in here is public (released demonstrations and the caller's query), so nothing is charged and nothing is
-hidden from tracing.
-"""
+"""Classifies text by the likelihoods of labels after a public prompt, calibrated or not."""
 
 from __future__ import annotations
 
@@ -36,13 +32,6 @@ _CACHED_CALIBRATIONS = 64
 def label_probabilities(log_likelihoods: Rows, content_free: NDArray[np.float64] | None = None) -> Rows:
     """Normalises label log-likelihoods to probabilities, calibrated where a content-free prior is given.
 
-    Args:
-      log_likelihoods: float64[n, labels]; NaN and infinite entries count as impossible.
-      content_free: float64[labels] mean probabilities of the labels on content-free inputs; None: no calibration.
-
-    Returns:
-      float64[n, labels], rows summing to 1: proportional to `p`, or to `p / content_free`.
-
     Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0; renormalised here, which keeps the argmax.
     """
     return np.exp(_log_softmax(log_likelihoods - (0.0 if content_free is None else _log(content_free))))
@@ -60,28 +49,28 @@ def content_free_probabilities(log_likelihoods: Rows) -> NDArray[np.float64]:
 class LabelClassifier:
     """Chooses labels by their likelihood after a prompt, with contextual calibration by default.
 
-    What is read depends on the model, and `kind` says it:
+    How labels are scored depends on the model; `kind` names it:
 
     - "whole labels": engines that score complete continuations give the log-likelihood of the whole label.
     - "decisions": `OpenAIDecisions` gives a probability for every label.
     - "first tokens": models that report top tokens give the probability of each label's first token. First tokens
       must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
-    - "text votes": models that only write text give 1 to the label they name, and 0 to the others.
+    - "text votes": models that only write text give 1 to the label they name and 0 to the others.
 
-    An answer that names no label (a refusal, or a text that is none of them) is an error unless `otherwise` is given.
+    An answer that names no label (a refusal, or another text) is an error unless `otherwise` is given.
 
     Args:
       llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
       labels: at least two distinct labels, as they will be returned.
       verbalizers: label to the text that stands for it, taken verbatim; by default a space and the label.
-      calibrate: whether to divide by the label probabilities on content-free inputs. None: where the model goes on
-        writing the prompt ("whole labels", "first tokens"); a decision model is asked a question, a vote is no
-        probability.
+      calibrate: whether to divide by the label probabilities on content-free inputs. None: if the model continues the
+        prompt ("whole labels", "first tokens"); decision models are asked a question, and votes are not
+        probabilities.
       content_free: inputs without content, averaged over.
       max_concurrency: calls in flight at once, for models that score one prompt per call; a run's own
-        `max_concurrency` goes before.
-      votes: "text" takes what a model writes as its vote, also where it has probabilities.
-      otherwise: the label that an answer counts for which names none.
+        `max_concurrency` takes precedence.
+      votes: "text" parses the text that a model writes as its vote, even if it has probabilities.
+      otherwise: the label of answers that name no label.
 
     Raises:
       ConfigurationError: labels, verbalizers or content-free inputs are unusable, or text votes are to be calibrated.
@@ -111,12 +100,13 @@ class LabelClassifier:
             raise fail("otherwise", f"one of {self.labels!r}", otherwise)
         self.otherwise = otherwise
         self._scorer = label_scorer(as_choice_backend(llm, votes=votes), self.continuations)
+        # The default depends on how the model scores labels, which the scorer has just found out.
         self.content_free = inputs if self._calibrates(calibrate) else ()
         self._calibrations: OrderedDict[tuple[str, ...], NDArray[np.float64]] = OrderedDict()
 
     @property
     def kind(self) -> str:
-        """What is read of the model: "whole labels", "decisions", "first tokens" or "text votes"."""
+        """How labels are scored: "whole labels", "decisions", "first tokens" or "text votes"."""
         return self._scorer.kind
 
     @property
@@ -138,38 +128,38 @@ class LabelClassifier:
         return self._rows(self.attempts(prompts, max_concurrency=max_concurrency))
 
     async def ascore(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
-        """Is `score`, awaitable."""
+        """Asynchronous version of `score`."""
         return self._rows(await self.aattempts(prompts, max_concurrency=max_concurrency))
 
     def attempts(
         self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
     ) -> list[Row | ModelCallError]:
-        """Is `score`, but returns one row float64[labels] per prompt or, with `keep_errors`, why there is none.
+        """Is `score`, but returns a list of rows float64[labels], with errors in it if `keep_errors` is set.
 
         Args:
           prompts: as of `score`.
           max_concurrency: as of `score`.
-          keep_errors: whether a call that fails gives its error in the place of its row; otherwise it is raised.
+          keep_errors: whether the error of a failed call takes the place of its row; otherwise it is raised.
         """
         if not _listed("prompts", prompts):
             return []
-        found = self._scorer.score(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
-        return settled(found, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
+        rows = self._scorer.score(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
+        return settled(rows, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
 
     async def aattempts(
         self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
     ) -> list[Row | ModelCallError]:
-        """Is `attempts`, awaitable."""
+        """Asynchronous version of `attempts`."""
         if not _listed("prompts", prompts):
             return []
-        found = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
-        return settled(found, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
+        rows = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
+        return settled(rows, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
 
     def calibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
         """Returns float64[labels]: mean label probabilities of `prompt` on the content-free inputs; None: off.
 
-        Kept for later calls, under the rendered texts: a template with an `example_selector` is rendered every time,
-        so that each content-free input gets the examples that are chosen for it.
+        Cached by the rendered texts: a template with an `example_selector` is rendered every time, so that each
+        content-free input gets the examples selected for it.
 
         Args:
           prompt: template whose one variable is the query.
@@ -183,7 +173,7 @@ class LabelClassifier:
         return known
 
     async def acalibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
-        """Is `calibration`, awaitable."""
+        """Asynchronous version of `calibration`."""
         texts = tuple([await _arendered(prompt, text) for text in self._inputs_without_content(prompt)])
         if (known := self._calibrations.get(texts)) is None and texts:
             known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
@@ -204,7 +194,7 @@ class LabelClassifier:
         return label_probabilities(self.score([_rendered(prompt, item) for item in _listed("inputs", inputs)]), base)
 
     async def aprobabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
-        """Is `probabilities`, awaitable."""
+        """Asynchronous version of `probabilities`."""
         base = await self.acalibration(prompt)
         texts = [await _arendered(prompt, item) for item in _listed("inputs", inputs)]
         return label_probabilities(await self.ascore(texts), base)
@@ -214,7 +204,7 @@ class LabelClassifier:
         return self.best(self.probabilities(prompt, inputs))
 
     async def aclassify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
-        """Is `classify`, awaitable."""
+        """Asynchronous version of `classify`."""
         return self.best(await self.aprobabilities(prompt, inputs))
 
     def best(self, probabilities: Rows) -> list[str]:
@@ -244,16 +234,16 @@ class LabelClassifier:
 
     def _calibrates(self, asked: bool | None) -> bool:
         if asked and self.kind == "text votes":
-            advice = "A vote is no probability: take a model with logprobs to calibrate, or leave calibrate out."
+            advice = "Votes are not probabilities: use a model with logprobs, or omit calibrate."
             raise fail("calibrate", "None or False with text votes", asked, advice)
         return self.kind not in {"text votes", "decisions"} if asked is None else asked
 
-    def _rows(self, found: Sequence[Row | ModelCallError]) -> Rows:
-        rows = [row for row in found if not isinstance(row, ModelCallError)]
+    def _rows(self, attempts: Sequence[Row | ModelCallError]) -> Rows:
+        rows = [row for row in attempts if not isinstance(row, ModelCallError)]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
 
     def _inputs_without_content(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
-        """Returns what the template is rendered with to calibrate; renders nothing itself."""
+        """Returns the content-free inputs, after checking that the template has one variable."""
         if self.calibrates and len(names := prompt.input_variables) != 1:
             advice = "Fix the others with prompt.partial(...), or use calibrate=False."
             raise fail("prompt", "exactly one input variable (the query) to calibrate", sorted(names), advice)
@@ -270,10 +260,10 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
     """A prompt bound to a classifier: text or dict in, label out. Batches are scored as one batch."""
 
     prompt: BasePromptTemplate  # type: ignore[type-arg]  # pydantic tells BasePromptTemplate[Any] from [str]
-    """Public template; its rendering is traced like that of any prompt."""
+    """Public template; its rendering is traced as for any prompt."""
 
     classifier: LabelClassifier = Field(exclude=True)
-    """Scores and calibrates."""
+    """The classifier that scores and calibrates."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -322,8 +312,8 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         del run_manager  # LangChain passes a config only beside it
         values = [_value_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
         base, limit = self.classifier.calibration(self.prompt), config[0].get("max_concurrency")
-        found = self.classifier.attempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
-        return self._spread(values, found, base)
+        rows = self.classifier.attempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
+        return self._spread(values, rows, base)
 
     async def _alabels(
         self,
@@ -336,17 +326,17 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         del run_manager  # LangChain passes a config only beside it
         values = [await _avalue_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
         base, limit = await self.classifier.acalibration(self.prompt), config[0].get("max_concurrency")
-        found = await self.classifier.aattempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
-        return self._spread(values, found, base)
+        rows = await self.classifier.aattempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
+        return self._spread(values, rows, base)
 
     def _spread(
         self,
         values: list[PromptValue | Exception],
-        found: list[Row | ModelCallError],
+        attempts: list[Row | ModelCallError],
         base: NDArray[np.float64] | None,
     ) -> list[Exception | str]:
-        """Returns, in the order of the inputs, the label or why there is none: a bad input, or a call that failed."""
-        rows = iter(found)
+        """Returns for each input its label, or the error of a bad input or a failed call."""
+        rows = iter(attempts)
         outcomes = [value if isinstance(value, Exception) else next(rows) for value in values]
         return [
             outcome
@@ -367,14 +357,14 @@ def _log(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _listed(name: str, values: Sequence[Any]) -> Sequence[Any]:
-    """Returns `values`, unless it is one text or dict, which would be read letter by letter."""
+    """Returns `values`; refuses one text or dict, which would be iterated by letter or key."""
     if isinstance(values, (str, bytes, Mapping)):
-        raise fail(name, "a list", type(values).__name__, "Put a single one into a list.")
+        raise fail(name, "a list", type(values).__name__, "Put a single value into a list.")
     return values
 
 
 def _text_of(value: PromptValue) -> str:
-    # A conversation is scored where the model's turn begins, in the wording of LangChain's own flattening.
+    # A conversation is scored where the model's turn begins, in the format of LangChain's `to_string`.
     return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
 
 
@@ -394,7 +384,7 @@ def _variables(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -
     return {names[0]: item}
 
 
-# One bad input of a batch fails alone; a template's example selector may raise whatever its embeddings raise.
+# One bad input must not fail its batch; a template's example selector may raise anything.
 
 
 def _value_or_error(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig) -> PromptValue | Exception:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl._cost import Cost
+from langchain_dpicl._cost import Cost, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
@@ -18,7 +18,6 @@ from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
-from langchain_dpicl.query_planning import with_noise_for
 from langchain_dpicl.signal import noise_scale
 
 MECHANISM = "private_evolution"

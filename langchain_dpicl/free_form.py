@@ -1,7 +1,4 @@
-"""DPFreeFormRunnable: answers in free form from private examples, by their embeddings or keywords (Wu et al., 2024).
-
-Knows wording, plans and what is asked in public; rows, sums and noise are the curator's.
-"""
+"""Answers each query with a text from a private release of embeddings or keywords (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -47,35 +44,37 @@ MOST_OWED = 256
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is ready before a ticket is taken; all of it public."""
+    """What is prepared before a ticket is reserved; public."""
 
     render: Callable[[Sequence[Record]], str]
     zero_shot: str
     round: Round
     direction: Any = None
-    """Where the query lies, for those who compare documents with it."""
+    """Embedding of the query, for retrieval; None: no documents are compared."""
 
 
 class DPFreeFormRunnable(QueryRunnable):
     r"""Answers each query with a text that many private few-shot prompts agree on, under differential privacy.
 
-    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt with the
-    query behind it, and each prompt is answered in the model's own words, in silence. No private answer leaves:
+    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
+    ends with the query, and the model completes each prompt in a call that is not traced. No private answer is
+    released, only an aggregate of them:
 
-    - "embedding": answers are embedded, in silence, and the noisy sum of their unit vectors is released. The answer is
-      the nearest of candidates that were written in public.
+    - "embedding": answers are embedded, in calls that are not traced, and the noisy sum of their unit vectors is
+      released. The answer is the nearest of the public candidates.
     - "keywords": which words of a public domain occur in the answers is counted, and an ordered list of common ones is
       released. The public model writes the answer from them.
 
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
         delta, for adaptively chosen queries; epsilon is an upper bound.
-      - Candidates and keywords come from public calls, which see no private record and come before the ticket.
+      - Candidates and keywords come from public calls, which receive no private record and are made before the ticket
+        is reserved.
       - A row that fails, or answers nothing, adds zeros; one record moves one row.
-      - A release whose answer could not be written is kept for its tenant: asking again is free.
+      - If the public model fails to write the answer, the release is kept for its tenant: asking again is free.
 
     Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
-    wording's variables. Queries are public: they are not protected, whatever they hold; the private records are.
+    wording's variables. Queries are public: only the private records are protected.
 
     Example:
       >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -101,16 +100,16 @@ class DPFreeFormRunnable(QueryRunnable):
     """
 
     space: Any = Field(exclude=True, repr=False)
-    """Where answers are compared."""
+    """How answers are aggregated: an `EmbeddingSpace` or a `KeywordSpace`."""
 
     public: Any = Field(exclude=True, repr=False)
-    """Who is asked in public."""
+    """The models and candidates of public calls: a `PublicSide`."""
 
     answer_prompt: Any = Field(default=None, exclude=True, repr=False)
-    """The template that an answer is written from; None where candidates are chosen from."""
+    """The template that an answer is written from; None: the answer is one of the candidates."""
 
     owed: Any = Field(exclude=True, repr=False)
-    """Releases by tenant whose answer is still to be written; shared by all copies."""
+    """Charged releases by tenant whose answer is not written yet; shared by all copies."""
 
     @classmethod
     @tells_refusals("DPFreeFormRunnable")
@@ -155,30 +154,30 @@ class DPFreeFormRunnable(QueryRunnable):
         component: str | None = None,
         name: str | None = None,
     ) -> DPFreeFormRunnable:
-        """Plans the noise, declares the share and returns a Runnable that has not spent anything yet.
+        """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
           llm: an engine that completes text, an object that carries one, or a LangChain chat or completion model; see
-            `backends.resolve.as_text_backend`. It SEES the private prompts.
+            `backends.resolve.as_text_backend`. It receives the private prompts.
           max_queries: queries that the share pays for.
           aggregation: "embedding" or "keywords", as above.
-          embeddings: LangChain embeddings, for "embedding". They SEE the private answers.
+          embeddings: LangChain embeddings, for "embedding". They receive the private answers.
           candidates: public answers: a list, or a Runnable or function that gives one for a query's text (its variables
             as a dict, where there are several). Never from private records. By default the public model writes them.
           candidates_llm: the public model: it writes candidates, the zero-shot answer and the answer from keywords, in
-            the open, with settings of its own. A Runnable from a prompt to text, or an engine; by default `llm`.
-          num_candidates: answers that the public model is asked for, where it writes the candidates. Equal ones count
+            traced calls, with its own settings. A Runnable from a prompt to text, or an engine; by default `llm`.
+          num_candidates: answers that the public model is asked for, if it writes the candidates. Equal ones count
             once, so it needs a temperature above 0.
           keyword_domain: the public keywords; by default the words of the query and of the candidates.
           num_keywords: keywords of one release.
-          max_keywords: keywords of a domain that is made for a query, at most; 256 by default.
+          max_keywords: largest domain that is built for a query; 256 by default.
           answer_prompt: template of the prompt that the public model writes the answer from, with {keywords} and the
             query's variables; by default the prompt without examples, under a line with the keywords.
           max_tokens: most tokens of a private answer (and of public ones, where an engine writes them).
-          stop: what ends answers, private and public ones.
+          stop: texts that end an answer, private or public.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
           epsilon: this component's share of the budget (its noise is calibrated to it).
@@ -186,31 +185,31 @@ class DPFreeFormRunnable(QueryRunnable):
           noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           example_prompt: template of one record; by default text and label on a line each.
           prefix: template before the examples.
-          suffix: template of the query, behind the examples; the answer is what follows.
-          example_separator: stands between the parts.
+          suffix: template of the query, after the examples; the answer is what follows.
+          example_separator: text between the parts.
           rows: "units" (every sampled unit is a one-shot prompt; the default) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
           sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
           overfill: expected units per shot of a slot.
-          on_exhausted: "raise", or "zero_shot": the public model's own answer, free, and marked so in the receipt.
+          on_exhausted: "raise", or "zero_shot": the public model's own answer, for free; the receipt says so.
           max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
             before any call. None: as a record's text, `private.max_chars`.
-          memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
-          memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
-            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
-            ledger.
+          memo_size: answers cached per tenant; cache hits are not charged. 0: every query is charged.
+          memo: a store of answers that outlives the process, so that another process returns them for free: the path of
+            a SQLite file (created if missing), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a
+            durable ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
           progress: whether batches show a bar; None: on a terminal.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
           name: the Runnable's name in traces.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
-          CapabilityError: the model cannot write text, or the embeddings are none.
-          UnsilencableModelError: the model or the embeddings cannot be called in silence.
+          CapabilityError: the model cannot write text, or `embeddings` cannot embed.
+          UnsilencableModelError: the model or the embeddings cannot be called without tracing.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           ModelCallError: the model or the embeddings could not be reached.
           MemoError: the memo cannot be used.
@@ -224,25 +223,24 @@ class DPFreeFormRunnable(QueryRunnable):
         wording = wording_of(
             private, example_prompt=example_prompt, prefix=prefix, suffix=suffix, separator=example_separator
         )
-        writes = None if is_embedded else answer_template(wording, answer_prompt)
+        template = None if is_embedded else answer_template(wording, answer_prompt)
         check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
-        check_flags(name=name, progress=progress, max_query_chars=max_query_chars, with_receipt=with_receipt)
+        shown: dict[str, Any] = {"with_receipt": with_receipt, "progress": progress, "name": name}
+        shown |= {"max_query_chars": max_query_chars}
+        check_flags(**shown)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        store = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
-        ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
+        count = num_candidates if keyword_domain is None else 0
+        public = public_side(llm, candidates_llm, candidates, count=count, limits=limits)
         engine = as_text_backend(llm)
-        public = PublicSide(
-            PublicModel(llm, **ends),
-            writer=None if candidates_llm is None else PublicModel(candidates_llm, **ends),
-            candidates=candidates,
-            count=num_candidates if keyword_domain is None else 0,
-        )
+        words: dict[str, Any] = {"domain": keyword_domain, "num_keywords": num_keywords, "most": max_keywords}
         space: Space = (
-            EmbeddingSpace(engine, embeddings, fixed=public.fixed, **ends)
+            EmbeddingSpace(engine, embeddings, fixed=public.fixed, **limits)
             if is_embedded
-            else KeywordSpace(engine, domain=keyword_domain, num_keywords=num_keywords, most=max_keywords, **ends)
+            else KeywordSpace(engine, **words, **limits)
         )
         plan = plan_queries(
             private.public_size_of(None),
@@ -257,20 +255,18 @@ class DPFreeFormRunnable(QueryRunnable):
             width=space.width,
             partition=private.dataset_id,
         )
-        said = {"answers": aggregation, "model": getattr(engine, "name", type(engine).__name__), "writer": public.name}
-        asked = {"candidates_are": public.kind, "num_candidates": num_candidates, "max_tokens": max_tokens}
-        texts = {**plan.to_dict(), **wording.to_dict(), **said, **asked, "stop": list(ends["stop"]), **space.to_dict()}
-        called = component if component is not None else spender.fresh_name("free-form")
-        share = declare_share(private, spender, plan, component=called, epsilon=epsilon, public=texts, engines=[space])
+        model = {"answers": aggregation, "model": getattr(engine, "name", type(engine).__name__), "writer": public.name}
+        asked = {"candidates_are": public.kind, "num_candidates": num_candidates, **limits, "stop": [*limits["stop"]]}
+        report = {**plan.to_dict(), **wording.to_dict(), **model, **asked, **space.to_dict()}
+        component = component if component is not None else spender.fresh_name("free-form")
+        declared: dict[str, Any] = {"component": component, "epsilon": epsilon, "public": report}
+        share = declare_share(private, spender, plan, engines=[space], **declared)
+        identity = {**report, **identity_of(llm, candidates_llm, template, public=public, domain=keyword_domain)}
+        scope = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=identity)
         handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
-        handles["max_query_chars"] = max_query_chars
-        options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
-        own = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
-        # Lists that are given decide what an answer can be; in reports they would be too long.
-        lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
-        seen = {**texts, **lists, **models_of(llm, candidates_llm, writes)}
-        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
-        return cls(**handles, **options, **own, tenants=tenants, memo=memory_of(kept, told))
+        answers = {"space": space, "public": public, "answer_prompt": template, "owed": Tenants(memo_size=MOST_OWED)}
+        served = {"tenants": tenants, "memo": memory_of(store, scope), "on_exhausted": on_exhausted}
+        return cls(**handles, **answers, **served, **shown)
 
     @property
     @override
@@ -279,12 +275,12 @@ class DPFreeFormRunnable(QueryRunnable):
 
     @override
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[_Asked]:
-        """Asks for candidates, and so whether everybody whom the release needs is there."""
+        """Asks for candidates, which calls every model that the release needs."""
         prompts = self.wording.renderer([query])
-        named = dict(zip(self.wording.input_variables, query, strict=True))
-        said = yield from self.public.before(prompts(())[0], named, config)
-        ready = yield from self.space.prepared(query, said.candidates)
-        return _Asked(lambda records: prompts(records)[0], said.zero_shot, ready)
+        variables = dict(zip(self.wording.input_variables, query, strict=True))
+        answers = yield from self.public.before(prompts(())[0], variables, config)
+        aggregation = yield from self.space.prepared(query, answers.candidates)
+        return _Asked(lambda records: prompts(records)[0], answers.zero_shot, aggregation)
 
     @override
     def _released(
@@ -308,8 +304,8 @@ class DPFreeFormRunnable(QueryRunnable):
         owed: Outcome | None = self.owed.recall(tenant, query)
         if owed is not None and self.memo is None:
             return owed
-        found: Outcome | None = super()._recalled(tenant, query)  # by now another process may have written it
-        return owed if found is None else found
+        stored: Outcome | None = super()._recalled(tenant, query)  # another process may have written it meanwhile
+        return owed if stored is None else stored
 
     @override
     def _is_whole(self, outcome: Outcome) -> bool:
@@ -317,10 +313,12 @@ class DPFreeFormRunnable(QueryRunnable):
 
     @override
     def _finished(self, tenant: Tenant, query: Query, outcome: Outcome, config: RunnableConfig) -> Walk[Outcome]:
-        """Writes the answer from keywords that were released; until it is written, the tenant is owed it."""
+        """Writes the answer from released keywords; until then the release is kept in `owed`."""
         if outcome.answer is None:
             owed = outcome
-            self.owed.remember(tenant, query, owed)  # before anything can fail, or be cancelled
+            self.owed.remember(
+                tenant, query, owed
+            )  # first: the call below may fail or be cancelled, and the release is charged
             answer = yield from self._written(query, owed.keywords or (), config)
             outcome = dataclasses.replace(owed, answer=answer)
             self._keep(tenant, query, outcome, instead_of=owed)
@@ -329,8 +327,8 @@ class DPFreeFormRunnable(QueryRunnable):
         return finished
 
     def _written(self, query: Query, keywords: tuple[str, ...], config: RunnableConfig) -> Walk[str]:
-        named = dict(zip(self.wording.input_variables, query, strict=True))
-        prompt = self.answer_prompt.format_prompt(**named, **{KEYWORDS: ", ".join(keywords)})
+        variables = dict(zip(self.wording.input_variables, query, strict=True))
+        prompt = self.answer_prompt.format_prompt(**variables, **{KEYWORDS: ", ".join(keywords)})
         try:
             answer: str = yield from self.public.write(prompt, config)
         except ModelCallError as error:
@@ -346,7 +344,7 @@ class DPFreeFormRunnable(QueryRunnable):
     @override
     def _zero_shot(self, query: Query, prepared: _Asked, config: RunnableConfig) -> Walk[Outcome]:
         return Outcome(prepared.zero_shot)
-        yield  # a walk that asks nothing
+        yield  # makes this a generator
 
     @override
     def _shown(self, outcome: Outcome, receipt: Receipt | None) -> str | FreeFormResult:
@@ -367,35 +365,40 @@ def _packed(outcome: Outcome) -> dict[str, Any]:
     return dataclasses.asdict(outcome)
 
 
-def _unpacked(kept: Mapping[str, Any]) -> Outcome:
-    """Returns an outcome as it was kept.
-
-    Raises:
-      LookupError, TypeError, ValueError, AttributeError: it is none.
-    """
-    answer, words, near = (kept[name] for name in ("answer", "keywords", "similarities"))
+def _unpacked(stored: Mapping[str, Any]) -> Outcome:
+    """Returns an outcome as it was kept."""
+    answer, words, cosines = (stored[name] for name in ("answer", "keywords", "similarities"))
     if not isinstance(answer, str) and not (answer is None and words is not None):
         raise TypeError("no answer")
     if not (words is None or (isinstance(words, list) and all(isinstance(word, str) for word in words))):
         raise TypeError("no keywords")
-    shown = None if near is None else {str(text): float(cosine) for text, cosine in near.items()}
+    shown = None if cosines is None else {str(text): float(cosine) for text, cosine in cosines.items()}
     words = None if words is None else tuple(words)
-    return Outcome(answer, keywords=words, similarities=shown, abstained=kept.get("abstained", False) is True)
+    return Outcome(answer, keywords=words, similarities=shown, abstained=stored.get("abstained", False) is True)
 
 
-def memory_of(kept: ReleaseMemo | None, scope: Mapping[str, Any]) -> AnswerMemo | None:
-    """Returns the answers of a component in a memo that outlives the process, or None."""
-    return None if kept is None else AnswerMemo(kept, scope=scope, packed=_packed, unpacked=_unpacked)
+def memory_of(store: ReleaseMemo | None, scope: Mapping[str, Any]) -> AnswerMemo | None:
+    """Returns the cache of a component's answers in a memo; None: there is no memo."""
+    return None if store is None else AnswerMemo(store, scope=scope, packed=_packed, unpacked=_unpacked)
 
 
-def models_of(llm: Any, writer: Any, template: BasePromptTemplate[Any] | None) -> dict[str, Any]:
-    """Returns what tells the models behind an answer, and what the public one writes from, from others."""
+def public_side(llm: Any, writer: Any, candidates: Any, *, count: int, limits: dict[str, Any]) -> PublicSide:
+    """Returns the public calls of a component whose private calls `llm` answers; `writer` None: `llm` writes."""
+    own = None if writer is None else PublicModel(writer, **limits)
+    return PublicSide(PublicModel(llm, **limits), writer=own, candidates=candidates, count=count)
+
+
+def identity_of(
+    llm: Any, writer: Any, template: BasePromptTemplate[Any] | None, *, public: PublicSide, domain: Sequence[str] | None
+) -> dict[str, Any]:
+    """Returns what decides an answer besides the report: models, template and lists, which are too long for reports."""
     models = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
-    return {**models, "answer_prompt": _shown_prompt(template)}
+    lists = {"candidates": public.fixed, "domain": domain and list(domain)}
+    return {**models, **lists, "answer_prompt": _shown_prompt(template)}
 
 
 def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:
-    """Returns a template as it reads with its variables' names filled in, the same in every process."""
+    """Returns a template filled with the names of its variables: a text that is the same in every process."""
     if template is None:
         return None
     return template.format_prompt(**{name: f"<{name}>" for name in template.input_variables}).to_string()
@@ -404,7 +407,7 @@ def _shown_prompt(template: BasePromptTemplate[Any] | None) -> str | None:
 def check_space(
     private: Any, aggregation: Any, embeddings: Any, candidates: Any, *, only_keywords: tuple[Any, Any, Any]
 ) -> bool:
-    """Returns whether answers are compared as embeddings; refuses options that would count for nothing."""
+    """Returns whether answers are aggregated as embeddings; refuses options that the other aggregation ignores."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
     check_choice("aggregation", aggregation, ("embedding", "keywords"))
@@ -412,10 +415,10 @@ def check_space(
         if embeddings is not None:
             raise fail("embeddings", "None with aggregation='keywords'", type(embeddings).__name__)
         if only_keywords[0] is not None and (only_keywords[1] is not None or candidates is not None):
-            advice = "They would make another domain; leave them out."
+            advice = "These options build a domain, and keyword_domain= is one; leave them out."
             raise fail("keyword_domain", "no max_keywords= and no candidates= beside it", "one of them", advice)
         return False
     if any(option is not None for option in only_keywords):
-        named = "keyword_domain, max_keywords, answer_prompt"
-        raise fail(named, "None with aggregation='embedding'", "one of them")
+        options = "keyword_domain, max_keywords, answer_prompt"
+        raise fail(options, "None with aggregation='embedding'", "one of them")
     return True

@@ -1,7 +1,4 @@
-"""Public inputs with the labels that were released for them, and their privacy report. Knows no record, no model.
-
-Everything in here is public: the inputs were public before, and a label has left the vault by a release.
-"""
+"""Public inputs with the labels that were released for them, and the report of what that cost."""
 
 from __future__ import annotations
 
@@ -35,21 +32,21 @@ _RELEASED = ("labelled", "rejected")
 
 @dataclass(frozen=True)
 class PoolEntry:
-    """One public input, and what is known of its label.
+    """One public input with its status and label.
 
     Formal guarantees:
-      - It has a label exactly where its status is "labelled" or "public", and votes at most where something was
-        released for it: "labelled" or "rejected".
+      - It has a label if and only if its status is "labelled" or "public", and votes only if something was released
+        for it: "labelled" or "rejected".
 
     Args:
       fields: the input, field name to text.
-      label: the label; None where there is none.
+      label: the label; None: there is none.
       status: "labelled": a release by the private teachers; "public": given with its label, free; "rejected": a
         release without a label (the teachers abstained); "waiting": nothing was released for it.
-      votes: the noisy votes by label, where they were released.
+      votes: the noisy votes by label, if they were released.
 
     Raises:
-      ConfigurationError: a value is of another type, or label and votes do not go with the status.
+      ConfigurationError: a value is of another type, or label and votes do not fit the status.
     """
 
     fields: Mapping[str, str]
@@ -80,7 +77,7 @@ class PoolEntry:
         """Reads what `to_dict` returned, and nothing else.
 
         Args:
-          state: what `to_dict` gave.
+          state: a result of `to_dict`.
 
         Raises:
           ConfigurationError: missing or unknown keys, or wrong values.
@@ -96,22 +93,22 @@ class LabelledPool(KeptAsJson):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and selecting from it is free post-processing.
-      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
-        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(pool)` recomputes it; a signature over the file is the sender's matter.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed. `verify_report(pool)`
+        recomputes the price. The file carries no signature.
 
     Args:
-      entries: the inputs, in the order in which they were given.
+      entries: the inputs, in the given order.
       label_key: the field of an example that holds its label.
       labels: every label an input can have.
-      shown: by label, the text that stands for it in an example; one text each, all different.
-      report: JSON-able privacy report; empty where nothing was charged.
-      plan: JSON-able public plan.
-      student: JSON-able choice of the best student prompt (`StudentChoice.to_dict`); None: none was chosen.
+      shown: the text of each label in examples; all different.
+      report: privacy report as JSON values; empty if nothing was charged.
+      plan: public plan as JSON values.
+      student: choice of the best student prompt (`StudentChoice.to_dict`); None: none was chosen.
 
     Raises:
       ConfigurationError: a value is of another type, an entry's label is none of `labels`, or an entry has a field
-        called as the label's.
+        named `label_key`.
 
     >>> pool = LabelledPool(
     ...     [PoolEntry({"text": "my card was declined"}, "card", "public"), PoolEntry({"text": "hm"}, None, "waiting")],
@@ -137,7 +134,7 @@ class LabelledPool(KeptAsJson):
     def __post_init__(self) -> None:
         if not isinstance(self.label_key, str) or not self.label_key:
             raise fail("label_key", "a non-empty text", type(self.label_key).__name__)
-        # Copies, so that nobody holds a second handle on what was released.
+        # Copies: a caller that changes its arguments later must not change the pool.
         object.__setattr__(self, "labels", _distinct(self.labels))
         object.__setattr__(self, "shown", _shown(self.shown, self.labels))
         object.__setattr__(self, "entries", _listed("entries", self.entries))
@@ -162,24 +159,24 @@ class LabelledPool(KeptAsJson):
 
     @property
     def public(self) -> tuple[PoolEntry, ...]:
-        """The entries that were given with their label."""
+        """The entries that were added with a public label."""
         return self._with_status("public")
 
     @property
     def rejected(self) -> tuple[PoolEntry, ...]:
-        """The entries that the teachers were asked about without a label coming out; they were charged."""
+        """The entries that were charged and got no label from the teachers."""
         return self._with_status("rejected")
 
     @property
     def waiting(self) -> tuple[PoolEntry, ...]:
-        """The entries for which nothing was released yet."""
+        """The entries without a release so far."""
         return self._with_status("waiting")
 
     @property
     def epsilon(self) -> float:
         """The reported upper bound on epsilon.
 
-        Without a report 0.0 where every entry is public, otherwise `math.inf`.
+        Without a report: 0.0 if every entry is public, otherwise `math.inf`.
         """
         if self.report:
             return epsilon_of(self.report)
@@ -189,10 +186,10 @@ class LabelledPool(KeptAsJson):
         """Returns an entry as an example of a prompt.
 
         Args:
-          entry: of this pool.
+          entry: an entry of this pool.
 
         Raises:
-          ConfigurationError: it has no label, or is no entry of such a pool.
+          ConfigurationError: it has no label, or does not fit the pool.
         """
         self._check("entry", entry)
         if entry.label is None:
@@ -203,11 +200,11 @@ class LabelledPool(KeptAsJson):
         """Returns a pool with one more entry at its end, or with `entry` instead of the one at `place`.
 
         Args:
-          entry: what is added.
-          place: which entry it replaces; None: none.
+          entry: the new entry.
+          place: position of the entry that it replaces; None: it is appended.
 
         Raises:
-          ConfigurationError: the entry does not fit the pool, or there is none at `place`.
+          ConfigurationError: the entry does not fit the pool, or `place` is out of range.
         """
         if place is None:
             return self.with_entries([entry])
@@ -219,7 +216,7 @@ class LabelledPool(KeptAsJson):
         """Returns a pool with these entries at its end.
 
         Args:
-          entries: what is added, in order.
+          entries: the new entries, in order.
 
         Raises:
           ConfigurationError: an entry does not fit the pool.
@@ -227,18 +224,18 @@ class LabelledPool(KeptAsJson):
         return replace(self, entries=(*self.entries, *entries))
 
     def with_threshold(self, votes: float) -> LabelledPool:
-        """Returns a pool whose released noisy votes decide anew: a label needs so many, or its input is rejected.
+        """Returns a pool in which a label needs at least `votes` released noisy votes; other inputs are rejected.
 
         Formal guarantees:
-          - Post-processing of what was released: free, and the report stays. Entries without votes stay as they are.
+          - Post-processing of released votes: free, and the report stays the same. Entries without votes do not change.
 
-        The choice of a student's prompt rests on the labels, so it is dropped.
+        The choice of a student's prompt depends on the labels, so it is dropped.
 
         Args:
           votes: least noisy votes of a label, for instance half of `labeler.plan.expected_rows`.
 
         Raises:
-          ConfigurationError: `votes` is no number, or no entry has votes (`mechanism="gaussian"` releases them).
+          ConfigurationError: `votes` is not a number, or no entry has votes (`mechanism="gaussian"` releases them).
         """
         check_real("votes", votes)
         if not any(entry.votes for entry in self.entries):
@@ -257,7 +254,7 @@ class LabelledPool(KeptAsJson):
     def to_json(self) -> str:
         """Returns the JSON text, one entry per line.
 
-        `from_json` reads it back to an equal object if the report is one of this package.
+        `from_json` returns an equal object if the report is one of this package.
         """
         return _FORM.text(
             {
@@ -276,15 +273,15 @@ class LabelledPool(KeptAsJson):
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
-          text: the JSON text. Its content stays data, whatever keys it carries.
+          text: the JSON text, parsed as data only.
 
         Raises:
           ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report does not bear out.
+            does not match its digest, or a report whose claims contradict its ledger's report.
         """
         state = _FORM.read(text)
         return cls(
-            tuple(_entry(place, found) for place, found in enumerate(_listed("entries", state["entries"]))),
+            tuple(_entry(place, entry) for place, entry in enumerate(_listed("entries", state["entries"]))),
             label_key=state["label_key"],
             labels=state["labels"],
             shown=state["shown"],
@@ -297,7 +294,7 @@ class LabelledPool(KeptAsJson):
         return tuple(entry for entry in self.entries if entry.status == status)
 
     def _check(self, name: str, entry: object) -> None:
-        """Refuses what is no entry of this pool."""
+        """Refuses an entry that does not fit this pool."""
         if not isinstance(entry, PoolEntry):
             raise fail(name, "a PoolEntry", type(entry).__name__)
         if entry.label is not None and entry.label not in self.labels:
@@ -307,7 +304,7 @@ class LabelledPool(KeptAsJson):
 
 
 def _entry(place: int, state: object) -> PoolEntry:
-    """Returns an entry of a file; the message names the place."""
+    """Returns an entry of a file; an error names its position."""
     try:
         return PoolEntry.from_dict(state)
     except ConfigurationError as error:
@@ -316,7 +313,7 @@ def _entry(place: int, state: object) -> PoolEntry:
 
 
 def _texts(name: str, value: object) -> dict[str, str]:
-    """Returns a copy of a mapping from text to text; the message names no content."""
+    """Returns a copy of a mapping from text to text; an error contains no content."""
     if not isinstance(value, Mapping):
         raise fail(name, "an object", type(value).__name__)
     if not all(isinstance(part, str) for item in value.items() for part in item):
@@ -343,15 +340,15 @@ def _listed(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _distinct(labels: object) -> tuple[str, ...]:
-    found = _listed("labels", labels)
-    if not all(isinstance(label, str) and label for label in found) or len(set(found)) < max(2, len(found)):
-        raise fail("labels", "at least two distinct non-empty texts", f"{len(found)} values")
-    return found
+    listed = _listed("labels", labels)
+    if not all(isinstance(label, str) and label for label in listed) or len(set(listed)) < max(2, len(listed)):
+        raise fail("labels", "at least two distinct non-empty texts", f"{len(listed)} values")
+    return listed
 
 
 def _shown(shown: object, labels: tuple[str, ...]) -> dict[str, str]:
     """Returns the text of each label, in the order of the labels."""
-    found = _texts("shown", shown)
-    if set(found) != set(labels) or len(set(found.values())) < len(labels):
-        raise fail("shown", "a text for each label, no two alike", f"{len(found)} texts")
-    return {label: found[label] for label in labels}
+    texts = _texts("shown", shown)
+    if set(texts) != set(labels) or len(set(texts.values())) < len(labels):
+        raise fail("shown", "a text for each label, no two alike", f"{len(texts)} texts")
+    return {label: texts[label] for label in labels}

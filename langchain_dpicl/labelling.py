@@ -1,8 +1,4 @@
-"""PromptPATELabeler: private teacher prompts label public inputs, once (Duan et al. 2023), on the corridor.
-
-Plans and declares; the run itself is `_labelling_run`. Knows inputs, labels and plans; records, rows, sums and noise
-are the curator's. Knows nothing of students.
-"""
+"""Labels public inputs by the votes of prompts made of private records (PromptPATE, Duan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -32,15 +28,15 @@ from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.executors import Elsewhere
 from langchain_dpicl.labelled_pool import LabelledPool
-from langchain_dpicl.labelling_planning import Teachers as TeacherKind
 from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.label_tickets import Teachers as TeacherKind
 from langchain_dpicl.ray_executor import ExecutorLike, as_executor
 from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.teachers import teachers_of
 from langchain_dpicl.working import check_reached
 
 OTHER = "other"
-"""What votes are called that name no label."""
+"""Default name of votes without a label."""
 
 
 class PromptPATELabeler(LabellingRun):
@@ -49,12 +45,13 @@ class PromptPATELabeler(LabellingRun):
     Formal guarantees:
       - All labels, rejections and noisy votes together are (epsilon, delta)-DP for one unit of the private examples, at
         the share's epsilon and delta; epsilon is an upper bound and does not depend on the votes.
-      - Every input's ticket burns before a private record is read for it; the public model is asked first, so an
-        outage costs nothing. An input that has its answer is never asked again.
-      - Teachers are drawn by secret coins, never by how well they do.
+      - Every input's ticket burns before a private record is read for it; the public model is called first, so an
+        outage costs nothing. The teachers are never asked again about an answered input.
+      - Teachers are drawn at random, never selected by their accuracy.
 
-    Build it with `from_private_examples`; `run` and `arun` label what waits, and continue after an interruption.
-    Inside a LangChain run, observers hear `dpicl.charged` per input and `dpicl.refused`; see `run_events`.
+    Build it with `from_private_examples`; `run` and `arun` label the waiting inputs, and continue after an
+    interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and `dpicl.refused`; see
+    `run_events`.
     """
 
     @classmethod
@@ -96,65 +93,66 @@ class PromptPATELabeler(LabellingRun):
         check: Callable[[Any, LabelledPool], object] | None = None,
         executor: ExecutorLike = None,
     ) -> Self:
-        """Plans the noise, declares the share and returns a labeler that has not spent anything yet.
+        """Plans the noise, declares the share and returns a labeler that has spent nothing so far.
 
         All parameters are public and must not be chosen by looking at the records. The options of prompts, labels,
         votes and rows are those of `DPVotingRunnable.from_private_examples`.
 
         Args:
           private: the examples; bound to the budget's ledger here. They need a label field.
-          llm: an engine, an object that carries one, or a LangChain model. It SEES the private prompts.
+          llm: an engine, an object that carries one, or a LangChain model. It receives the private prompts.
           public_inputs: texts, documents, or dicts of the fields that an example shows; repeated ones count once.
-          max_queries: inputs that the share pays for; by default as many as there are distinct public inputs. More
-            inputs wait, further tickets are for `label`.
+          max_queries: inputs that the share pays for; by default the number of distinct public inputs. Further
+            inputs wait; further tickets are for `label`.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
-          epsilon: this component's share of the budget (its noise is calibrated to it). Where the noise is given, the
-            whole share is charged all the same; with `delta` alone it is what the plan costs.
+          epsilon: this component's share of the budget (its noise is calibrated to it). If the noise is
+            given, the whole share is charged all the same; without `epsilon` the price of the plan is charged.
           delta: the share's delta; by default in proportion to epsilon.
           noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           example_prompt: template of one record; by default text and label on a line each.
           prefix: template before the examples.
-          suffix: template of the public input, behind the examples; the label is what follows.
-          example_separator: stands between the parts.
+          suffix: template of the public input, after the examples; the label is what follows.
+          example_separator: text between the parts.
           labels: the answers; by default the declared labels of the examples.
           verbalizers: label to the text or texts that stand for it.
           votes: "hard", "soft" or "text".
           calibrate: whether teachers are calibrated contextually; see `DPVotingRunnable`.
           content_free: inputs without content.
           teachers: "fresh" (a new secret sample per input, amplified), "one_sample" (one for the whole run, amplified
-            once; its prompts repeat, which caches like), or "fixed" (the paper: an exact disjoint partition, dealt
-            once and kept, nothing amplified; `replace_one` only).
+            once; its prompts repeat, which suits prompt caches), or "fixed" (the paper: an exact disjoint partition,
+            drawn once and kept, nothing amplified; `replace_one` only).
           mechanism: "gumbel", "permute_and_flip", "gaussian" (one noisy histogram per input, from which threshold and
             label both come) or "confident_gnmax" (the paper's: a noisy test, then a noisy maximum).
           confident: (threshold, sigma of the test, sigma of the votes), in votes, for "confident_gnmax".
-          max_answers: labels that the share pays for where the test is charged apart ("confident_gnmax" with
+          max_answers: labels that the share pays for if the test is charged separately ("confident_gnmax" with
             "one_sample" or "fixed"); None: `max_queries`.
           abstain_below: share of the expected votes, in (0, 1], that a label needs; otherwise the input is rejected.
-            "auto": half of what votes at random would give, so that inputs are rejected where teachers are silent;
-            "confident_gnmax" has a threshold of its own instead.
+            "auto": half of the share of uniformly random votes, so that inputs are rejected if most teachers give no
+            vote; "confident_gnmax" has a threshold of its own instead.
             None: the best label always counts.
-          other_label: what votes are called whose text names no label, a candidate of its own for models that give
-            text alone; where it wins the input is rejected. None: such votes count for nothing.
+          other_label: name of votes whose text names no label, a further candidate for models that return text only;
+            if it wins, the input is rejected. None: such votes count for nothing.
           rows: "units" or "slots".
           num_slots: teachers: number of slots, or expected number of unit rows.
           shots_per_slot: records per teacher.
           sampling: "poisson", or "fixed" (a balanced sample; `replace_one` only).
           overfill: expected units per shot of a slot.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          checkpoint: file that holds every released label before its ticket is committed. If it exists, the run goes
-            on from it: on the same ledger and plan only, with its `max_queries` unless another is given.
-          check: called with the model's engine and the pool as it is before anything is declared, plan included; what
-            it raises refuses the run.
-          executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with records, model and ledger of
-            its own, and what they released under this `component` is found again. With "fresh" teachers. None: here.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
+          checkpoint: file that every released label is written to before its ticket is committed. If it exists, the run
+            resumes from it: on the same ledger and plan only, with its `max_queries` unless another is given.
+          check: called with the model's engine and the pool before the share is declared; an error that it raises
+            refuses the run.
+          executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with its own records, model and
+            connection to the ledger; a rerun finds the releases of this `component`. Needs "fresh" teachers. None:
+            inputs are labelled in this process.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           ModelCallError: the model could not be reached.
 
-        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md says what differs, and why.
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
         """
         spender = resolve_budget(budget, config)
         task = VotingTask.of(
@@ -171,8 +169,8 @@ class PromptPATELabeler(LabellingRun):
         )
         inputs = InputWording.of(private, task.wording)
         entries = inputs.waiting(public_inputs)
-        path, kept = kept_at(checkpoint)
-        count = query_count(max_queries, entries, kept)
+        path, saved_pool = kept_at(checkpoint)
+        count = query_count(max_queries, entries, saved_pool)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         design = teacher_design(private, teachers=teachers, sampling=sampling, rows=rows, **shape)
         engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
@@ -198,13 +196,13 @@ class PromptPATELabeler(LabellingRun):
         wording = {"text_key": inputs.text_key, "content_free_inputs": list(content_free)}
         public = {**plan.to_dict(), **task.to_dict(), **read, **wording, "abstain_below": least}
         public |= {"other_label": other_label} if other else {}
-        name, entries = resumed(kept, entries, component=component, paid=(private, spender), public=public)
+        name, entries = resumed(saved_pool, entries, component=component, payer=(private, spender), public=public)
         if check is not None:
             check(engine, draft_pool(entries, inputs=inputs, task=task, report={}, public=public))
         name = spender.fresh_name("pate") if name is None else name
-        order: dict[str, Any] = {"plan": plan, "task": task, "inputs": inputs, "public": public}
-        elsewhere = _elsewhere(executor, spender, scorer, component=name, epsilon=epsilon, **order)
-        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[scorer])
+        declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
+        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=task, inputs=inputs, **declared)
+        share = declare_share(private, spender, plan, engines=[scorer], **declared)
         return cls(
             teachers_of(private, share, plan=plan, task=task, rows=scorer),
             entries,
@@ -219,7 +217,7 @@ class PromptPATELabeler(LabellingRun):
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
-        """Is `from_private_examples`, awaitable: a model is probed and noise calibrated in a thread."""
+        """Asynchronous version of `from_private_examples`: a model is probed and noise calibrated in a thread."""
         return await asyncio.to_thread(cls.from_private_examples, private, **options)
 
     def cost(self, **tokens: int) -> Cost:
@@ -228,17 +226,12 @@ class PromptPATELabeler(LabellingRun):
 
 
 def _reads_text(engine: Any, task: VotingTask) -> bool:
-    """Whether votes are read off what the engine writes."""
+    """Whether votes are parsed from the text that the engine writes."""
     return LabelRows(engine, list(task.texts.values()), calibrate=False).kind == "text votes"
 
 
 def _elsewhere(executor: ExecutorLike, budget: Budget, rows: LabelRows, **order: Any) -> Elsewhere | None:
-    """Returns the workers and what they are told; None: inputs are labelled here.
-
-    Raises:
-      ConfigurationError: teachers that stay in one process.
-      LedgerError: a ledger that workers cannot reach.
-    """
+    """Returns the workers with their job; None: inputs are labelled in this process."""
     workers = as_executor(executor)
     if workers is None:
         return None

@@ -1,21 +1,17 @@
-"""Plans of labels for public inputs: calibrates or prices their noise, for each way of drawing teachers.
-
-Knows public numbers only. Never sees a record, an input or a model's answer. What to choose is in
-`labelling_proposals`.
-"""
+"""Calibrates or prices the noise of labels for public inputs, for each way of drawing teachers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl._labelling_plan import LabellingPlan, Teachers
+from langchain_dpicl._cost import priced, with_noise_for
+from langchain_dpicl._labelling_plan import LabellingPlan
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_choice,
     check_delta,
-    check_epsilon,
     check_int,
     check_real,
     fail,
@@ -23,36 +19,21 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.label_tickets import (
-    ANSWER_TEMPLATE,
-    LABEL_TEMPLATE,
-    SAMPLE_TEMPLATE,
     TEACHERS,
-    TEST_TEMPLATE,
+    Teachers,
 )
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.query_planning import checked_design, expected_rows, priced, with_noise_for
+from langchain_dpicl.query_planning import checked_design, expected_rows
 from langchain_dpicl.row_design import RowDesign
 
-__all__ = [
-    "ANSWER_TEMPLATE",
-    "DEFAULT_FIXED_TEACHERS",
-    "LABEL_TEMPLATE",
-    "SAMPLE_TEMPLATE",
-    "TEACHERS",
-    "TEST_TEMPLATE",
-    "LabellingPlan",
-    "Teachers",
-    "max_answers_for",
-    "plan_labelling",
-    "rejection",
-]
+__all__ = ["DEFAULT_FIXED_TEACHERS", "LabellingPlan", "plan_labelling", "rejection"]
 
 DEFAULT_FIXED_TEACHERS = 200
-"""Fixed teachers without a given shape: one-shot prompts, as many as in the paper."""
+"""Default number of fixed teachers: one-shot prompts, as many as in the paper."""
 
 
 def plan_labelling(
@@ -78,8 +59,8 @@ def plan_labelling(
 
     Args:
       public_size: declared number of units.
-      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`. Confident-GNMax
-        has its noise already: its plan costs what it costs, whatever is given here.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`. Ignored for
+        Confident-GNMax, whose noise is given with the mechanism.
       delta: the share's delta.
       max_queries: inputs that the share pays for.
       width: candidates of one release, `constants` included.
@@ -87,18 +68,16 @@ def plan_labelling(
         units into slots once and keeps them (`adjacency="replace_one"` only).
       adjacency: neighbouring relation.
       aggregation: how rows add up; `VoteSum()` by default.
-      mechanism: a mechanism, whose noise is replaced, or the name of one; or a `ConfidentGNMaxMechanism`, as it is.
+      mechanism: a mechanism (its noise is replaced) or its name; or a `ConfidentGNMaxMechanism` (its noise is kept).
       noise_multiplier: given noise; None calibrates.
-      max_answers: with Confident-GNMax and teachers that stay, the labels that the share pays for; None: one per input.
+      max_answers: with Confident-GNMax and teachers that are drawn once, the labels that the share pays for; None: one
+        per input.
       design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`, and for fixed teachers a
         partition into 200 slots of one shot, or one per unit if there are fewer.
       constants: public scores of further candidates, such as one to abstain.
-      threshold: what the largest noisy vote must reach; Gaussian noise only.
+      threshold: votes below which the largest noisy vote is rejected; Gaussian noise only.
       partition: the data set's public id.
-      is_rough: whether many plans are compared: calibrates several times faster, with a few percent more noise.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
+      is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
     """
     check_adjacency(adjacency)
     check_delta(delta)
@@ -131,40 +110,9 @@ def plan_labelling(
     )
     if isinstance(noise, ConfidentGNMaxMechanism):
         if noise_multiplier is not None:
-            raise fail("noise_multiplier", "None: confident_gnmax has its noise already", noise_multiplier)
+            raise fail("noise_multiplier", "None: confident_gnmax has its own noise", noise_multiplier)
         return priced(draft)
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
-
-
-def max_answers_for(
-    public_size: int, *, epsilon: float, mechanism: ConfidentGNMaxMechanism, max_queries: int, **terms: Any
-) -> int:
-    """Returns the largest number of answers that, with a test for every input, fits into `epsilon`.
-
-    Args:
-      public_size: declared number of units.
-      epsilon: the share.
-      mechanism: the test's threshold and both noises.
-      max_queries: inputs, each of which is tested.
-      terms: the other arguments of `plan_labelling`; `teachers` must be "one_sample" or "fixed".
-
-    Returns:
-      The number; 0 if one answer, with all the tests, costs more.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
-    """
-    check_epsilon(epsilon)
-
-    def fits(answers: int) -> bool:
-        given = {**terms, "mechanism": mechanism, "max_queries": max_queries, "max_answers": answers}
-        return plan_labelling(public_size, epsilon=None, **given).epsilon <= epsilon
-
-    low, high = 0, check_int("max_queries", max_queries, low=1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def rejection(
@@ -172,16 +120,7 @@ def rejection(
 ) -> dict[str, Any]:
     """Returns the arguments of `plan_labelling` that reject inputs with too few votes: `constants` and `threshold`.
 
-    A released histogram is compared with the threshold; the choice of an index has one more candidate, to abstain.
-
-    Args:
-      abstain_below: share of the expected rows; None: nothing is rejected.
-      design: the shape of rows.
-      public_size: declared number of units.
-      mechanism: a mechanism or the name of one.
-
-    Raises:
-      ConfigurationError: `abstain_below` is no share, or the mechanism has a threshold of its own.
+    A released histogram is compared with the threshold; a released index has one more candidate, to abstain.
     """
     if abstain_below is None:
         return {"constants": (), "threshold": None}
@@ -196,7 +135,7 @@ def rejection(
 
 
 def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacency, public_size: int) -> RowDesign:
-    """Returns the shape of rows, checked against the way teachers are drawn."""
+    """Returns the shape of rows, checked against how teachers are drawn."""
     if teachers != "fixed":
         shape = checked_design(design or RowDesign.choose(smallest_size=public_size), adjacency)
         if shape.sampling in {"partition", "disjoint"}:
@@ -204,30 +143,30 @@ def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacenc
             raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
         return shape
     if adjacency != "replace_one":
-        advice = "One unit more or fewer moves others between fixed teachers. Take teachers='fresh', which also costs "
+        advice = "Adding a unit moves others between fixed teachers. Use teachers='fresh', which also costs "
         advice += "far less, or a budget with adjacency='replace_one'."
         raise fail("adjacency", "'replace_one' with teachers='fixed'", adjacency, advice)
     slots = min(DEFAULT_FIXED_TEACHERS, public_size)
-    given = design or RowDesign.choose(num_slots=slots, sampling="partition")
-    shape = checked_design(given, adjacency)
+    requested = design or RowDesign.choose(num_slots=slots, sampling="partition")
+    shape = checked_design(requested, adjacency)
     if shape.sampling != "partition":
         raise fail("sampling", "'partition' with teachers='fixed'", shape.sampling)
     return shape
 
 
 def _answers(max_answers: int | None, mechanism: Mechanism, *, teachers: Teachers, max_queries: int) -> int | None:
-    """Returns how many answers are paid for apart from their tests."""
+    """Returns the number of answers that are charged separately from their tests; None: none is."""
     if isinstance(mechanism, ConfidentGNMaxMechanism) and teachers != "fresh":
         answers = max_queries if max_answers is None else max_answers
         return check_int("max_answers", answers, low=1, high=max_queries)
     if max_answers is not None:
-        expected = "None (only confident_gnmax with teachers that stay pays for answers apart from tests)"
+        expected = "None (only confident_gnmax with teachers that are drawn once charges answers separately)"
         raise fail("max_answers", expected, max_answers)
     return None
 
 
 def _threshold(threshold: float | None, mechanism: Mechanism) -> float | None:
-    """Returns a threshold that a released vector can be compared with."""
+    """Returns the threshold, which needs a mechanism that releases a noisy vector."""
     if threshold is None:
         return None
     if mechanism.releases != "vector":

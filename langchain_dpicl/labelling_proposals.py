@@ -1,7 +1,4 @@
-"""Compares plans of labels for public inputs before anything is spent, and says which to take.
-
-Works on public numbers and one stated guess: how far rows agree on the right label, given the records they see.
-"""
+"""Compares plans of labels for public inputs at equal epsilon, and says which one to take."""
 
 from __future__ import annotations
 
@@ -10,24 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from langchain_dpicl.labelling_planning import LabellingPlan, Teachers, plan_labelling, rejection
+from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling, rejection
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
-from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS
+from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.query_planning import query_signal
 from langchain_dpicl.row_design import RowDesign
 
-# Rows and shots per row.
+# Rows, and shots per row.
 _REDRAWN = ((40, 1), (100, 1), (200, 1), (25, 4), (50, 4))
-# Fixed teachers are not amplified: only their number beats the noise.
+# Fixed teachers are not amplified: only more of them raise the signal above the noise.
 _FIXED = (100, 200, 400)
-# What each way of drawing teachers is compared under: the relation that it is meant for.
+# The adjacency that each way of drawing teachers is meant for and compared under.
 _HONEST: dict[Teachers, Adjacency] = {"fixed": "replace_one", "one_sample": "add_remove", "fresh": "add_remove"}
 
 
 class TeacherPrice(NamedTuple):
-    """What one way of drawing teachers costs.
+    """The price of one way of drawing teachers.
 
     Attributes:
       teachers: "fixed", "one_sample" or "fresh".
@@ -35,7 +32,7 @@ class TeacherPrice(NamedTuple):
       sampling_rate: chance of a unit to be in a sample; 1 for fixed teachers.
       noise_multiplier: standard deviation of the noise over the sensitivity of a vote.
       epsilon: upper bound of all labels together.
-      delta: at which delta.
+      delta: the delta of the bound.
     """
 
     teachers: Teachers
@@ -55,16 +52,16 @@ def compare_teachers(
 ) -> list[TeacherPrice]:
     """Returns the price of the same noise on the same number of one-shot teachers, for each way of drawing them.
 
-    Fixed teachers under `replace_one`, an exact partition being no secret; the others as unit rows under `add_remove`.
-    Each input releases one noisy histogram, of Gaussian noise, whose threshold and best label are both free.
+    Fixed teachers are priced under `replace_one`, because their partition is not secret; the others are unit rows under
+    `add_remove`. Each input releases one histogram with Gaussian noise; its threshold and best label are free.
 
     Args:
       public_size: declared number of units.
       num_teachers: fixed prompts, or expected prompts of a sample.
       noise: standard deviation in votes.
       max_queries: inputs that get a label.
-      delta: at which epsilon is stated.
-      labels: length of the histogram; it moves the declared gap of the noise and nothing else.
+      delta: the delta of the bounds.
+      labels: length of the histogram; it changes only the declared gap of the noise.
 
     Raises:
       ConfigurationError: a public parameter is out of range.
@@ -106,14 +103,14 @@ def compare_teachers(
 
 @dataclass(frozen=True, slots=True)
 class LabellingOption:
-    """One plan of labels at the asked epsilon.
+    """One plan of labels at the requested epsilon.
 
     Attributes:
-      plan: the plan; its noise is up to a few percent above what `plan_labelling` finds.
+      plan: the plan; its noise is up to a few percent higher than that of `plan_labelling`.
       agreement: guessed chance that a row of this shape votes for the right label.
       right_label_prob: expected chance that an input gets the right label.
-      chance: what that was asked to be.
-      agreement_needed: the agreement of rows at which it is; None: no agreement is enough.
+      chance: the requested chance.
+      agreement_needed: least agreement of rows that reaches `chance`; None: no agreement does.
       private_calls: expected private model calls of all inputs, one per row.
     """
 
@@ -130,14 +127,14 @@ class LabellingOption:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the guess is expected to suffice."""
+        """Whether the right label is expected with the requested chance."""
         return self.right_label_prob >= self.chance
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Sorts best first: enough right labels, for more inputs, with fewer calls, and then more right labels.
+        """Sort key, best first: enough right labels, for more inputs, with fewer calls, and then more right labels.
 
-        Where they are not enough, more right labels come first.
+        Options without enough right labels come last, those with more right labels first.
         """
         right, calls = -round(self.right_label_prob, 3), float(self.private_calls)
         place = float(MECHANISMS.index(self.plan.release.mechanism.name))
@@ -183,25 +180,25 @@ def propose_labelling(
 ) -> list[LabellingOption]:
     """Returns plans at equal epsilon, best first (see `LabellingOption.rank`), at least one.
 
-    For each way of drawing teachers: shapes of rows with the first mechanism, then the other mechanisms on the best of
-    them. Each labels as many inputs, out of all, a half, a quarter ... of them, as get the right label with probability
-    `chance` at the guessed agreement; or the fewest of these numbers, if not even those do. Shapes of more rows than
-    declared units, and fixed teachers under `add_remove`, are left out.
+    For each way of drawing teachers, compares shapes of rows with the first mechanism, then the other mechanisms on the
+    best shape. An option labels as many inputs, out of all, a half, a quarter ... of them, as get the right label with
+    probability `chance` at the guessed agreement; if none of these numbers does, the smallest. Shapes with more rows
+    than declared units, and fixed teachers under `add_remove`, are omitted.
 
     Args:
       public_size: declared number of units.
       epsilon: the share.
       delta: its delta.
-      public_inputs: inputs without labels that there are.
-      labels: labels an input can have; no fewer than two inputs each are tried, if there are as many.
+      public_inputs: number of inputs without labels.
+      labels: labels an input can have; at least two inputs per label are tried, if there are as many.
       adjacency: neighbouring relation.
-      teachers: ways of drawing them.
+      teachers: ways of drawing teachers.
       mechanisms: names, at least one; shapes are compared with the first.
-      designs: shapes of rows to compare, which fixed teachers take as a partition; by default 40, 100 and 200 rows of
+      designs: shapes of rows to compare, partitions for fixed teachers; by default 40, 100 and 200 rows of
         one record, 25 and 50 of four, and 100, 200 and 400 fixed teachers.
       max_queries: how many of the inputs get a label; None: as many as possible, see above.
-      abstain_below: share of the expected rows without which an input is rejected; None: nothing is.
-      agreement: guessed chance that a one-shot row votes for the right label; rows that see more agree more.
+      abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
+      agreement: guessed chance that a one-shot row votes for the right label; rows with more shots agree more.
       chance: wanted probability that an input gets the right label.
 
     Raises:
@@ -219,7 +216,7 @@ def propose_labelling(
     if max_queries is not None:
         counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
     first, *others = (check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms))
-    found: list[LabellingOption] = []
+    options: list[LabellingOption] = []
     for way in dict.fromkeys(teachers):
         check_choice("teachers", way, TEACHERS)
         if way == "fixed" and adjacency != "replace_one":
@@ -228,15 +225,15 @@ def propose_labelling(
         tried = [search.option(way, first, shape, counts) for shape in shapes]
         if tried:
             best = min(tried, key=lambda one: one.rank).plan.design
-            found += [*tried, *(search.option(way, name, best, counts) for name in others)]
-    if not found:
+            options += [*tried, *(search.option(way, name, best, counts) for name in others)]
+    if not options:
         advice = "Fixed teachers need adjacency='replace_one'."
         raise fail("teachers", "one that these terms allow", tuple(teachers), advice)
-    return sorted(found, key=lambda one: one.rank)
+    return sorted(options, key=lambda one: one.rank)
 
 
 class _Search(NamedTuple):
-    """The terms that all options share."""
+    """The parameters that all options share."""
 
     public_size: int
     epsilon: float
@@ -248,7 +245,10 @@ class _Search(NamedTuple):
     chance: float
 
     def option(self, teachers: Teachers, mechanism: str, design: RowDesign, counts: Sequence[int]) -> LabellingOption:
-        """Returns the option of the most inputs that get the right label, or of the last and fewest."""
+        """Returns the option with the most inputs that get the right label, or with the fewest if none do.
+
+        `counts` descend, so the chance of the right label ascends and a binary search finds the first count.
+        """
         plans: dict[int, tuple[LabellingPlan, dict[str, float]]] = {}
 
         def is_enough(place: int) -> bool:
@@ -258,7 +258,7 @@ class _Search(NamedTuple):
 
         place = 0
         if not is_enough(0) and len(counts) > 1:
-            rest = range(1, len(counts) - 1)  # the last is taken if nothing else is enough
+            rest = range(1, len(counts) - 1)  # the last one is used if no other is enough
             place = 1 + bisect.bisect_left(rest, True, key=is_enough)
         if place not in plans:
             is_enough(place)
@@ -283,7 +283,7 @@ class _Search(NamedTuple):
 
 
 def _halves(inputs: int, *, least: int) -> list[int]:
-    """Returns the numbers of inputs that are tried, all of them first."""
+    """Returns the numbers of inputs to try, in descending order."""
     counts = [inputs]
     while counts[-1] // 2 >= least:
         counts.append(counts[-1] // 2)
@@ -291,7 +291,7 @@ def _halves(inputs: int, *, least: int) -> list[int]:
 
 
 def _dealt(teachers: Teachers, designs: Sequence[RowDesign]) -> Iterator[RowDesign]:
-    """Yields shapes as these teachers are dealt: slots of a partition if they are fixed."""
+    """Yields the shapes, as partitions if teachers are fixed."""
     for shape in designs:
         is_fixed = teachers == "fixed"
         partition = {"num_slots": shape.num_slots, "shots_per_slot": shape.shots_per_slot, "sampling": "partition"}
@@ -299,7 +299,7 @@ def _dealt(teachers: Teachers, designs: Sequence[RowDesign]) -> Iterator[RowDesi
 
 
 def _shapes(teachers: Teachers, public_size: int) -> Iterator[RowDesign]:
-    """Yields shapes of rows that the units can fill, one per unit at least."""
+    """Yields shapes of rows with at most one row per declared unit."""
     if teachers == "fixed":
         for slots in dict.fromkeys(min(slots, public_size) for slots in _FIXED):
             yield RowDesign.choose(num_slots=slots, sampling="partition")

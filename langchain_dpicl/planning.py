@@ -1,7 +1,4 @@
-"""Plans before anything is spent: noise, tickets, model calls, tokens, money, expected signal, a recommendation.
-
-Knows public numbers only: declared sizes, caps and prices. Never sees a record or a model's answer.
-"""
+"""Plans a generation: calibrates its noise and states its tickets, cost and expected signal."""
 
 from __future__ import annotations
 
@@ -10,21 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl._cost import Cost, finite_epsilon
-from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy import accounting
+from langchain_dpicl._cost import Cost, priced, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_delta,
-    check_epsilon,
     check_int,
-    check_positive,
     check_real,
     fail,
 )
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.amounts import effective_delta
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.row_design import RowDesign, redrawn
@@ -52,12 +44,12 @@ class GenerationPlan:
       shots_per_label: demonstrations per branch.
       segments: generated fields in order.
       candidates: width of the public domain per token.
-      partition: the `dataset_id` whose labels split the units.
+      partition: the `dataset_id` of the examples, whose units the labels split.
       design: the shape of rows.
       public_sizes: declared units per branch.
       epsilon: upper bound of the whole generation at `delta`.
       delta: the share's delta, the declared gap of the noise included.
-      rule: the mechanism with its own parameters, as they were asked for.
+      rule: the mechanism with its requested parameters.
     """
 
     branches: tuple[tuple[str | None, ReleasePlan], ...]
@@ -83,16 +75,16 @@ class GenerationPlan:
 
     @property
     def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise for what one unit takes part in."""
+        """Declared gap between ideal and drawn noise over the releases that one unit participates in."""
         releases = self.shots_per_label * sum(segment.max_tokens for segment in self.segments)
-        # Under replace_one a unit may change label and take part in two branches.
+        # Under replace_one a unit may change its label and so participate in two branches.
         branches = 2 if self.release.adjacency == "replace_one" and len(self.branches) > 1 else 1
         return branches * self.release.implementation_delta(releases, width=self.candidates)
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the share: one template per segment and block length, per label.
 
-        Where one deal serves all demonstrations of a label, they are one ticket.
+        If one allocation serves all demonstrations of a label, they are one ticket.
         """
         if self.design.sampling == "disjoint":
             name, length = deal_name(self.shots_per_label), sum(segment.max_tokens for segment in self.segments)
@@ -123,6 +115,7 @@ class GenerationPlan:
         check_int("instruction_tokens", instruction_tokens, low=0)
         calls = public = tokens_in = 0.0
         per_demo = sum(segment.max_tokens for segment in self.segments)
+        # A prompt holds half of a demonstration's tokens on average.
         for (_, plan), size in zip(self.branches, self.public_sizes, strict=True):
             fill = occupancy(plan, size)
             rows = fill.rows if plan.row_shape == "units" else self.design.num_slots
@@ -136,16 +129,7 @@ class GenerationPlan:
     def expected_signal(
         self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
     ) -> dict[str, float]:
-        """Returns occupancy, and what `token_signal` says of the right token at a guessed `agreement` of rows.
-
-        Args:
-          agreement: guessed share of rows that want the same token.
-          label: branch to look at; by default the one with the fewest declared units.
-          public_agreement: guessed chance that the public model gives that token (logit mechanisms; stated with them).
-
-        Raises:
-          ConfigurationError: `agreement` is no share, or no branch has that label.
-        """
+        """Returns occupancy and `token_signal` at a guessed `agreement` of rows."""
         check_real("agreement", agreement, low=0.0, high=1.0)
         plans = dict(self.branches)
         sizes = dict(zip(plans, self.public_sizes, strict=True))
@@ -189,7 +173,7 @@ class GenerationPlan:
         }
 
     def _logit_numbers(self) -> dict[str, Any]:
-        """Returns what the logit mechanisms have beside their noise."""
+        """Returns the parameters of the logit mechanisms other than their noise."""
         if not self.rule.is_logit:
             return {}
         numbers = self.release.aggregation.to_dict()
@@ -208,7 +192,7 @@ def template_name(segment: str, length: int) -> str:
 
 
 def deal_name(num_batches: int) -> str:
-    """Returns the ticket template of one deal."""
+    """Returns the ticket template of one allocation."""
     return f"{num_batches} demonstration{'s' if num_batches > 1 else ''} on disjoint batches of one deal"
 
 
@@ -237,14 +221,11 @@ def plan_generation(
       noise_multiplier: given noise; None calibrates.
       mechanism: one of `TOKEN_MECHANISMS`, or a `TokenRule` with its parameters.
       design: shape of rows; by default `RowDesign.choose()`.
-      redraw_every: tokens per secret sample; None: 1, or where one deal serves a whole run, all of a demonstration's.
+      redraw_every: tokens per secret sample; None: 1, or all of a demonstration if one allocation serves a run.
       shots_per_label: demonstrations per label.
       segments: generated fields and their caps.
       candidates: width of the public domain per token.
       partition: the data set's public id.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
     """
     check_adjacency(adjacency)
     check_delta(delta)
@@ -258,9 +239,6 @@ def plan_generation(
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
     if rule.fixes_noise and noise_multiplier is not None:
         raise fail("noise_multiplier", "None where clip and temperature are both given", noise_multiplier)
-    if noise_multiplier is None and epsilon is None and not rule.fixes_noise:
-        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
-    first = check_positive("noise_multiplier", 1.0 if noise_multiplier is None else noise_multiplier)
     draft = GenerationPlan(
         branches=tuple(
             (
@@ -268,7 +246,7 @@ def plan_generation(
                 rule.plan(
                     shape.sampler(size, num_batches=shots_per_label),
                     num_rows=shape.num_slots,
-                    noise_multiplier=first,
+                    noise_multiplier=1.0,  # replaced below
                     adjacency=adjacency,
                     redraw_every=redraw_every,
                 ),
@@ -285,37 +263,25 @@ def plan_generation(
         delta=delta,
         rule=rule,
     )
-    if noise_multiplier is None and not rule.fixes_noise:
-        draft = _calibrated(draft, check_epsilon(epsilon))
-    bound = accounting.epsilon_upper_bound(draft.event(), delta=_pricing_delta(draft), adjacency=adjacency)
-    return dataclasses.replace(draft, epsilon=finite_epsilon(bound, noise_multiplier=draft.noise_multiplier))
+    if rule.fixes_noise:
+        return priced(draft)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, with_noise=_with_noise)
 
 
-def _redraw_period(given: int | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
-    """Returns how many tokens are written on one sample.
-
-    Raises:
-      ConfigurationError: a number that the shape of rows or the rule has no use for.
-    """
-    if given is not None:
-        check_int("redraw_every", given, low=1, high=longest)
+def _redraw_period(requested: int | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
+    """Returns the number of tokens per sample, checked against the shape of rows and the rule."""
+    if requested is not None:
+        check_int("redraw_every", requested, low=1, high=longest)
     if shape.sampling == "disjoint":
-        if given not in {None, longest}:
-            advice = "A demonstration reads its own batch of the deal from its first token to its last."
-            raise fail("redraw_every", f"None (or max_tokens={longest}) with sampling='disjoint'", given, advice)
+        if requested not in {None, longest}:
+            advice = "A demonstration uses its own batch of the allocation from its first token to its last."
+            raise fail("redraw_every", f"None (or max_tokens={longest}) with sampling='disjoint'", requested, advice)
         return longest
     redrawn(shape)
-    period = given or 1
+    period = requested or 1
     if rule.free_tokens is not None and period < longest:
-        raise fail("redraw_every", f"max_tokens={longest}", period, "Free tokens need a sample that lasts.")
+        raise fail("redraw_every", f"max_tokens={longest}", period, "Free tokens need one sample per demonstration.")
     return period
-
-
-def _pricing_delta(plan: GenerationPlan) -> float:
-    left = effective_delta(plan.delta, plan.implementation_delta)
-    if left <= 0:
-        raise fail("delta", f"more than the noise's declared gap {plan.implementation_delta:.3g}", plan.delta)
-    return left
 
 
 def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan:
@@ -333,13 +299,3 @@ def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan
         for label, branch in plan.branches
     )
     return dataclasses.replace(plan, branches=branches)
-
-
-def _calibrated(plan: GenerationPlan, epsilon: float) -> GenerationPlan:
-    noise = accounting.calibrate(
-        lambda x: _with_noise(plan, x).event(),
-        epsilon=epsilon,
-        delta=_pricing_delta(plan),
-        adjacency=plan.release.adjacency,
-    )
-    return _with_noise(plan, noise)

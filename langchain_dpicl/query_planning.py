@@ -1,77 +1,36 @@
-"""Plans of private answers to queries: calibrates their noise, and compares shapes of rows at equal epsilon.
-
-Knows public numbers only, and one stated guess: how far rows agree. Never sees a record, a query or a model's answer.
-"""
+"""Calibrates the noise of plans of answers to queries, and compares row designs at equal epsilon."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
-from langchain_dpicl._cost import finite_epsilon
-from langchain_dpicl._query_plan import QUERY_TEMPLATE, QueryPlan, RowsPlan
-from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy import accounting
+from langchain_dpicl._cost import with_noise_for
+from langchain_dpicl._query_plan import QueryPlan, RowsPlan
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_choice,
     check_delta,
-    check_epsilon,
     check_int,
-    check_positive,
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
+from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.row_design import RowDesign, redrawn
+from langchain_dpicl.row_design import RowDesign, redrawn, shapes_like
 from langchain_dpicl.signal import agreement_of, occupancy
 
-__all__ = [
-    "QUERY_TEMPLATE",
-    "QueryOption",
-    "QueryPlan",
-    "compare_queries",
-    "plan_queries",
-    "query_signal",
-    "recommended_design",
-]
+__all__ = ["QueryOption", "QueryPlan", "compare_queries", "plan_queries", "query_signal", "recommended_design"]
 
 # Shots per slot that are compared, as far as they divide the records.
 _SHOTS = (1, 2, 4, 8, 16)
-
-
-class NoisyPlan(Protocol):
-    """A frozen plan whose noise is still to be found, and then its price: of answers, labels or training steps."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def release(self) -> ReleasePlan | ParticipationPlan:
-        """How one thing is released."""
-
-    @property
-    def delta(self) -> float:
-        """The share's delta."""
-
-    @property
-    def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise over all releases."""
-
-    def event(self) -> Event:
-        """Returns the event of all releases together."""
-
-
-PlanT = TypeVar("PlanT", bound=NoisyPlan)
 
 
 def plan_queries(
@@ -100,15 +59,12 @@ def plan_queries(
       width: candidates of one release, `constants` included.
       adjacency: neighbouring relation.
       aggregation: how rows add up; `VoteSum()` by default.
-      mechanism: a mechanism, whose noise is replaced, or the name of one.
+      mechanism: a mechanism (its noise is replaced) or its name.
       noise_multiplier: given noise; None calibrates.
       design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`.
       constants: public scores of further candidates, such as one to abstain.
       partition: the data set's public id.
-      is_rough: whether many plans are compared: calibrates several times faster, with a few percent more noise.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
+      is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
     """
     check_adjacency(adjacency)
     check_delta(delta)
@@ -128,79 +84,12 @@ def plan_queries(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
 
 
-def with_noise_for(
-    draft: PlanT, *, epsilon: float | None, noise_multiplier: float | None, is_rough: bool = False
-) -> PlanT:
-    """Returns the plan with its noise and price: calibrated to `epsilon`, or of a given noise.
-
-    Args:
-      draft: a plan whose noise and epsilon do not matter.
-      epsilon: target; None needs `noise_multiplier`.
-      noise_multiplier: given noise; None calibrates.
-      is_rough: see `plan_queries`.
-
-    Raises:
-      ConfigurationError: neither is given, one is out of range, or the noise's gap leaves nothing of delta.
-    """
-    if noise_multiplier is not None:
-        return priced(_with_noise(draft, check_positive("noise_multiplier", noise_multiplier)))
-    if epsilon is None:
-        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
-    target = check_epsilon(epsilon)
-    found = dataclasses.replace(_calibrated(draft, target, is_rough=is_rough), epsilon=target)
-    # The coarse price is a bound as well; a fine one would take longer than the search.
-    return found if is_rough else priced(found)
-
-
-def priced(plan: PlanT) -> PlanT:
-    """Returns the plan with the epsilon that it costs."""
-    adjacency = plan.release.adjacency
-    bound = accounting.epsilon_upper_bound(plan.event(), delta=_pricing_delta(plan), adjacency=adjacency)
-    epsilon = finite_epsilon(bound, noise_multiplier=plan.release.mechanism.noise_multiplier)
-    return dataclasses.replace(plan, epsilon=epsilon)
-
-
 def checked_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:
-    """Returns the design checked anew: one built by hand has seen no check."""
+    """Returns the design after the checks of `RowDesign.choose`, which the constructor does not make."""
     shape = RowDesign.choose(**dataclasses.asdict(design))
     if shape.sampling == "fixed" and adjacency != "replace_one":
         raise fail("sampling", "'poisson' (a fixed-size sample needs adjacency='replace_one')", shape.sampling)
     return shape
-
-
-def _pricing_delta(plan: NoisyPlan) -> float:
-    left = effective_delta(plan.delta, plan.implementation_delta)
-    if left <= 0:
-        raise _too_many(plan)
-    return left
-
-
-def _too_many(plan: NoisyPlan) -> ConfigurationError:
-    """Says how many queries a delta allows: drawing the noise of each takes a part of it."""
-    gap = plan.implementation_delta
-    asked = getattr(plan, "max_queries", None) or 1  # training has steps
-    possible = int(plan.delta / gap * asked)
-    while possible > 0 and effective_delta(plan.delta, gap / asked * possible) <= 0:
-        possible -= 1
-    if possible < 1 or possible >= asked:
-        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
-    advice = f"Drawing the noise of one query takes {gap / asked:.3g} of delta. Ask less, or give a larger delta=."
-    return fail("max_queries", f"at most {possible:,} queries at delta {plan.delta:.3g}", asked, advice)
-
-
-def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:
-    return dataclasses.replace(plan, release=plan.release.with_noise(noise_multiplier))
-
-
-def _calibrated(plan: PlanT, epsilon: float, *, is_rough: bool) -> PlanT:
-    noise = accounting.calibrate(
-        lambda x: _with_noise(plan, x).event(),
-        epsilon=epsilon,
-        delta=_pricing_delta(plan),
-        adjacency=plan.release.adjacency,
-        is_rough=is_rough,
-    )
-    return _with_noise(plan, noise)
 
 
 # -- comparison --------------------------------------------------------------------------------------------------
@@ -208,10 +97,10 @@ def _calibrated(plan: PlanT, epsilon: float, *, is_rough: bool) -> PlanT:
 
 @dataclass(frozen=True, slots=True)
 class QueryOption:
-    """One shape of rows with one mechanism, at the asked epsilon.
+    """One shape of rows with one mechanism, at the requested epsilon.
 
     Attributes:
-      plan: the plan; its noise is up to a few percent above what `plan_queries` finds.
+      plan: the plan; its noise is up to a few percent higher than that of `plan_queries`.
       agreement: guessed chance that a row of this shape votes for the right label.
       right_label_prob: expected chance of releasing the right label.
       private_calls: expected private model calls of all queries, one per row.
@@ -224,7 +113,7 @@ class QueryOption:
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Sorts best first: right labels to a tenth of a percent, then fewer calls, then the default mechanism."""
+        """Sort key, best first: right labels to a tenth of a percent, then fewer calls, then the default mechanism."""
         return -round(self.right_label_prob, 3), self.private_calls, MECHANISMS.index(self.plan.release.mechanism.name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -244,12 +133,7 @@ class QueryOption:
 
 
 def query_signal(plan: RowsPlan, *, one_shot: float) -> dict[str, float]:
-    """Returns the expected signal of one answer, with the guessed agreement it rests on.
-
-    Args:
-      plan: the plan to look at.
-      one_shot: guessed chance that a one-shot row votes for the right label; rows that see more agree more.
-    """
+    """Returns the expected signal of one answer, with the guessed agreement that it assumes."""
     agreement = agreement_of(occupancy(plan.release, plan.public_size).shots, one_shot=one_shot)
     return {"agreement": agreement, **plan.expected_signal(agreement)}
 
@@ -270,8 +154,8 @@ def compare_queries(
 ) -> list[QueryOption]:
     """Returns designs at equal records per query and equal epsilon, best first (see `QueryOption.rank`).
 
-    Unit rows and slots of 1, 2, 4 ... shots with the first mechanism; then the other mechanisms on the best of them.
-    Shapes of more rows than declared units are left out.
+    Compares unit rows and slots of 1, 2, 4 ... shots with the first mechanism, then the other mechanisms on the best
+    shape. Shapes with more rows than declared units are omitted.
 
     Args:
       public_size: declared number of units.
@@ -285,9 +169,6 @@ def compare_queries(
       base: starting shape; its records per query (`num_slots * shots_per_slot`) are kept.
       abstain_below: share of the expected rows, the constant score of a further candidate; None: there is none.
       agreement: guessed chance that a one-shot row votes for the right label.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range, or the starting shape has more rows than units.
     """
     check_int("labels", labels, low=2)
     check_int("public_size", public_size, low=1)
@@ -317,11 +198,13 @@ def compare_queries(
         return QueryOption(plan, signal["agreement"], signal["right_label_prob"], plan.cost().private_calls)
 
     first, *others = dict.fromkeys(mechanisms)
-    shapes = [start, *(shape for shape in _shapes(start) if shape != start and shape.num_slots <= public_size)]
-    found = [option(first, shape) for shape in shapes]
-    best = min(found, key=lambda one: one.rank).plan.design
-    found += [option(name, best) for name in others]
-    return sorted(found, key=lambda one: one.rank)
+    others_like = shapes_like(start, _SHOTS, sampling=start.sampling)
+    shapes = [start, *(shape for shape in others_like if shape != start and shape.num_slots <= public_size)]
+    options = [option(first, shape) for shape in shapes]
+    # Mechanisms are compared on one shape only: every option costs a calibration.
+    best = min(options, key=lambda one: one.rank).plan.design
+    options += [option(name, best) for name in others]
+    return sorted(options, key=lambda one: one.rank)
 
 
 def recommended_design(
@@ -334,19 +217,16 @@ def recommended_design(
     adjacency: Adjacency = "add_remove",
     mechanism: str = "gumbel",
 ) -> RowDesign:
-    """Returns the best shape of rows at 40 records per query, or as many as there are units if they are fewer.
+    """Returns the best shape of rows at 40 records per query, or one per unit if there are fewer units.
 
     Args:
       public_size: declared number of units.
-      epsilon: the share; None, where noise is given instead: `RowDesign.choose`, without a comparison.
+      epsilon: the share; None, if noise is given instead, returns `RowDesign.choose` without a comparison.
       delta: its delta.
       max_queries: answers that the share pays for.
       labels: labels an answer can have.
       adjacency: neighbouring relation.
       mechanism: "gumbel", "gaussian" or "permute_and_flip".
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
     """
     if epsilon is None:
         return RowDesign.choose(smallest_size=check_int("public_size", public_size, low=1))
@@ -366,13 +246,3 @@ def expected_rows(design: RowDesign, public_size: int) -> float:
     """Returns the public number of rows of one answer: the slots, or the expected number of unit rows."""
     sampler = design.sampler(public_size)
     return public_size * sampler.sampling_rate if sampler.num_rows is None else float(sampler.num_rows)
-
-
-def _shapes(start: RowDesign) -> Iterator[RowDesign]:
-    """Yields row shapes with the same records per query: unit rows, then slots of more and more shots."""
-    records = start.num_slots * start.shots_per_slot
-    yield RowDesign.choose(rows="units", num_slots=records)
-    for shots in _SHOTS:
-        if records % shots == 0 and records // shots >= 2:
-            slots = records // shots
-            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=start.sampling)

@@ -1,4 +1,4 @@
-"""What comes with an answer: a receipt, and typed results. Public values only; knows no record and no mechanism."""
+"""Receipts and the typed results of answers; every value in them is public."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ Source: TypeAlias = Literal["release", "memo", "zero-shot"]
 
 
 class Receipt(BaseModel):
-    """What an answer cost, and who paid. Public.
+    """Price and payer of an answer. Public.
 
     Attributes:
-      source: "release": a private release, charged; "memo": an earlier release, told again; "zero-shot": the model
-        alone, without private records. The last two are free.
+      source: "release": a private release, charged; "memo": a cached release; "zero-shot": the model alone,
+        without private records. The last two are free.
       tickets: tickets charged for this answer: 1 or 0.
       component: name of the component's share in the ledger.
       dataset_id: the private data set.
       ledger_id: the ledger.
-      entry: number of the reservation in the ledger; None where nothing was charged.
-      entry_hash: hash of that line. Whoever keeps it can tell later that the ledger still holds the line
-        (`Budget.check_receipt`); None where nothing was charged.
+      entry: number of the reservation in the ledger; None if nothing was charged.
+      entry_hash: hash of that line, by which `Budget.check_receipt` verifies later that the ledger still holds the
+        line; None if nothing was charged.
       adjacency: the neighbouring relation.
-      epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query. None, with
-        `delta` and `queries_left`, where the ledger was out when the receipt was written: the answer was paid by then.
+      epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query. `epsilon`,
+        `delta` and `queries_left` are None if the ledger could not be read when the receipt was written.
       delta: of the whole share.
       mechanism: "gumbel", "gaussian", ...
       noise_multiplier: noise scale over sensitivity.
@@ -49,14 +49,14 @@ class Receipt(BaseModel):
 
 
 class VotingResult(BaseModel):
-    """An answer of `DPVotingRunnable` with what it rests on. Public; prints as its label.
+    """An answer of `DPVotingRunnable` with its votes and receipt. Public; prints as its label.
 
     Attributes:
-      label: the answer; where `abstained`, the text for that.
-      abstained: whether no label had enough votes. Never set by rows that failed: those only vote for nothing.
+      label: the answer; if `abstained`, the abstention text.
+      abstained: whether no label had enough votes. Rows that failed vote for nothing.
       scores: noisy votes by label, on a public grid; they may be negative. None unless asked for.
       expected_votes: the public number of votes that full agreement is expected to bring.
-      receipt: what it cost.
+      receipt: its price and payer.
     """
 
     label: str
@@ -72,17 +72,17 @@ class VotingResult(BaseModel):
 
 
 class RetrievalResult(BaseModel):
-    """An answer of `DPRetrievalVotingRunnable` with what it rests on. Public; prints as its label.
+    """An answer of `DPRetrievalVotingRunnable` with its votes and receipt. Public; prints as its label.
 
-    How many documents took part is private, and not in here: a noisy vote is all there is.
+    The number of documents that participated is private and not included.
 
     Attributes:
-      label: the answer; where `abstained`, the text for that.
+      label: the answer; if `abstained`, the abstention text.
       abstained: whether no label had enough noisy votes.
       scores: noisy votes by label, on a public grid; they may be negative. None unless asked for.
-      min_votes: noisy votes that an answer needs, public; None: any number will do.
+      min_votes: noisy votes that an answer needs, public; None: any number is enough.
       noise_stddev: standard deviation of the noise on each label's votes, public.
-      receipt: what it cost.
+      receipt: its price and payer.
     """
 
     label: str
@@ -99,14 +99,14 @@ class RetrievalResult(BaseModel):
 
 
 class FreeFormResult(BaseModel):
-    """An answer of `DPFreeFormRunnable` with what it rests on. Public; prints as its text.
+    """An answer of `DPFreeFormRunnable` with its keywords or similarities and its receipt. Public; prints as its text.
 
     Attributes:
       answer: the text.
-      keywords: the released keywords, best first; None where answers are compared as embeddings.
-      similarities: cosine of each public candidate to the released mean, by candidate; None where keywords are used.
-      abstained: whether nothing stood out of the noise, so that the text is no answer.
-      receipt: what it cost.
+      keywords: the released keywords, best first; None if answers are aggregated as embeddings.
+      similarities: cosine of each public candidate to the released mean, by candidate; None if keywords are used.
+      abstained: whether nothing exceeded the noise floor, so that the text is not an answer.
+      receipt: its price and payer.
     """
 
     answer: str

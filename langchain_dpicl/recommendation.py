@@ -1,14 +1,10 @@
-"""Compares designs at equal epsilon before anything is spent, and says which to take.
-
-Works on public numbers and two stated guesses: how far rows agree on the next token, given the shots they see, and how
-often the public model gives it by itself.
-"""
+"""Compares designs of a generation at equal epsilon, and says which one to take."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,21 +13,21 @@ from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.second_opinions.published_bounds import advanced_composition_epsilon
-from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.row_design import RowDesign, shapes_like
 from langchain_dpicl.signal import PUBLIC_SHARE, agreement_of, occupancy
 from langchain_dpicl.token_rules import TOKEN_MECHANISMS, TokenRule
 
 WORTH_LESS_WORK = 0.05
-"""How much lower the chance of the right token may be for `thriftiest` to prefer a design that computes less."""
+"""Loss in the chance of the right token that `thriftiest` accepts for less computation."""
 _SHORT_PERIOD = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCost:
-    """What a local engine computes that keeps a sample's cache until the next sample, from public caps.
+    """Work of a local engine that keeps the KV cache of a sample until the next sample, from public caps.
 
-    The public prompt is counted as one more row. Tokens are those of the prompts: no padding, and no discount for a
-    beginning that all of them share.
+    The public prompt counts as one more row. Tokens are those of the prompts, without padding and without a discount
+    for a shared prefix.
 
     Attributes:
       prefills: prompts read from their first token, one for each row of every sample.
@@ -50,13 +46,7 @@ class LocalCost:
 
 
 def local_cost(plan: GenerationPlan, *, record_tokens: int = 60, instruction_tokens: int = 30) -> LocalCost:
-    """Returns what a local engine computes for the whole generation, every demonstration at its full length.
-
-    Args:
-      plan: what is generated.
-      record_tokens: public cap of a record, in tokens.
-      instruction_tokens: tokens of the instruction.
-    """
+    """Returns the work of a local engine for the whole generation, every demonstration at its full length."""
     check_int("record_tokens", record_tokens, low=1)
     check_int("instruction_tokens", instruction_tokens, low=0)
     prefills = prefilled = decoded = 0.0
@@ -77,14 +67,14 @@ def local_cost(plan: GenerationPlan, *, record_tokens: int = 60, instruction_tok
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One design at the asked epsilon.
+    """One design at the requested epsilon.
 
     Attributes:
       plan: the calibrated plan.
-      right_token_prob: expected chance that a token of the smallest declared label is the one most rows want.
-      ceiling_prob: the same at unlimited epsilon: below 1 where tokens are drawn at a temperature.
+      right_token_prob: expected chance that a token of the smallest declared label is the one most rows predict.
+      ceiling_prob: the same at unlimited epsilon: below 1 if tokens are sampled at a temperature.
       private_calls: expected private model calls of the whole generation.
-      local: what a local engine computes for it.
+      local: work of a local engine.
     """
 
     plan: GenerationPlan
@@ -95,7 +85,7 @@ class Option:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Sorts best first: right tokens to a tenth of a percent, fewer calls, fewer tokens, the default mechanism."""
+        """Sort key, best first: right tokens to a tenth of a percent, fewer calls, fewer tokens, mechanism order."""
         order = TOKEN_MECHANISMS.index(self.plan.rule.mechanism)
         return -round(self.right_token_prob, 3), self.private_calls, self.local.tokens, order
 
@@ -120,26 +110,22 @@ class Option:
 
 
 def thriftiest(options: Sequence[Option]) -> Option:
-    """Returns the option with the fewest tokens to compute among those nearly as good as the first.
-
-    Args:
-      options: best first, at least one.
-    """
+    """Returns the option with the fewest tokens to compute among those nearly as good as the first."""
     good = [o for o in options if o.right_token_prob >= options[0].right_token_prob - WORTH_LESS_WORK]
     return min(good, key=lambda option: (option.local.tokens, option.rank))
 
 
 def best_drawn(options: Iterable[Option]) -> Option | None:
-    """Returns the best option that draws tokens from a softmax; None where there is none."""
+    """Returns the best option that samples tokens from a softmax; None: there is none."""
     return next((option for option in options if option.plan.rule.is_logit), None)
 
 
 def published_epsilon(plan: GenerationPlan) -> float | None:
-    """Returns what the paper of clip and blend would charge for a plan's tokens: for comparison, never charged.
+    """Returns the price of a plan's tokens by the analysis of the clip-and-blend paper, for comparison only.
 
-    Every token costs its range over its temperature as pure epsilon, and all tokens that one unit takes part in compose
-    by advanced composition; secret samples earn nothing. None for other plans than those of logits, for plans with free
-    tokens, which the paper does not have, and where the number is beyond floats.
+    The pure epsilon of a token is its range over its temperature; the tokens that one unit participates in compose by
+    advanced composition, without amplification. None for plans without logits, for plans with free tokens, which the
+    paper does not have, and if the number is not finite.
     """
     if not plan.rule.is_logit or plan.rule.free_tokens is not None:
         return None
@@ -153,11 +139,11 @@ def published_epsilon(plan: GenerationPlan) -> float | None:
 
 
 def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float | None = None) -> dict[str, Any]:
-    """Returns the expected signal of the smallest declared label, with the label and the guesses it rests on.
+    """Returns the expected signal of the smallest declared label, with the label and the guesses that it assumes.
 
     Args:
       plan: the plan to look at.
-      one_shot: guessed share of one-shot rows that want the same token; rows that see more agree more.
+      one_shot: guessed share of one-shot rows that predict the same token; rows with more shots agree more.
       public_agreement: guessed chance that the public model gives that token; None: a quarter of `one_shot`, however
         many shots the rows see. It matters to logit mechanisms only, and is stated with them.
     """
@@ -171,9 +157,9 @@ def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float 
 
 @dataclass(slots=True)
 class _Search:
-    """Plans that were tried, by mechanism, shape and redraw period; those that the declared sizes refuse are left out.
+    """Options by mechanism, shape and redraw period; those that the declared sizes do not allow are omitted.
 
-    Mechanisms with the same event share one calibration, which the accountant remembers.
+    Mechanisms with the same event share one calibration, which the accountant caches.
     """
 
     public_sizes: Mapping[str | None, int]
@@ -190,7 +176,7 @@ class _Search:
         return plan_generation(self.public_sizes, mechanism=rule, design=design, redraw_every=redraw, **self.terms)
 
     def add(self, names: Iterable[str], designs: Iterable[RowDesign], redraws: Iterable[int]) -> None:
-        """Tries all of them together."""
+        """Adds an option for every combination."""
         shapes, periods = list(designs), list(redraws)
         for key in ((name, design, redraw) for name in names for design in shapes for redraw in periods):
             if key in self.seen:
@@ -205,13 +191,13 @@ class _Search:
             self.seen[key] = Option(plan, *chances, plan.cost().private_calls, local)
 
     def options(self) -> list[Option]:
-        """Returns what was found, best first."""
+        """Returns the options, best first."""
         return sorted(self.seen.values(), key=lambda option: option.rank)
 
     def leaders(self) -> list[Option]:
-        """Returns the options to go on from: the best or, where some draw from a softmax, Gumbel's best and theirs.
+        """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
 
-        One of the two can be worse here and better with another sample, and they share their calibrations.
+        The worse of the two kinds may be better with another sampling, and both share their calibrations.
         """
         options = self.options()
         drawn = best_drawn(options)
@@ -239,10 +225,10 @@ def compare(
 ) -> list[Option]:
     """Returns designs at equal records per token and equal epsilon, best first (see `Option.rank`).
 
-    First the mechanisms on the given rows, then other row shapes, then other samples (a new one every few tokens, one
-    for a demonstration, one deal of disjoint batches for all), each with the best mechanism so far or, where the model
-    shows its whole vocabulary, with Gumbel noise on probabilities and the best one that draws from a softmax. Designs
-    that the declared sizes do not allow are left out.
+    Compares the mechanisms on the starting shape, then other row shapes, then other sampling (a new sample every few
+    tokens, one per demonstration, one allocation of disjoint batches for all), each with the best mechanism so far or,
+    if the model returns its whole vocabulary, with Gumbel noise on probabilities and the best mechanism that samples
+    from a softmax. Designs that the declared sizes do not allow are omitted.
 
     Args:
       public_sizes: declared units per label.
@@ -255,14 +241,11 @@ def compare(
       max_tokens: tokens per demonstration.
       candidates: width of the public domain.
       record_tokens: public cap of a record, in tokens.
-      agreement: guessed share of one-shot rows that want the same token.
+      agreement: guessed share of one-shot rows that predict the same token.
       public_agreement: see `signal_of`.
-      full_vocabulary: whether the model shows its whole vocabulary, which the logit mechanisms need.
-      rule: a mechanism with parameters, to be compared in place of its defaults; a clip that fixes the noise with a
-        temperature is left out, because the noise is what epsilon decides here.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range, or the starting shape fits no mechanism.
+      full_vocabulary: whether the model returns its whole vocabulary, which the logit mechanisms need.
+      rule: a mechanism with parameters, compared in place of its defaults; a clip that fixes the noise together with
+        a temperature is dropped, because epsilon determines the noise here.
     """
     check_real("agreement", agreement, low=0.0, high=1.0)
     start = base or RowDesign.choose()
@@ -271,11 +254,11 @@ def compare(
     terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
     search = _Search(public_sizes, terms, _rules(rule, full_vocabulary), agreement, public_agreement, record_tokens)
     search.add(search.rules, [start], [redraw_every])
-    if not search.seen:
+    if not search.seen:  # planning once more, outside the search, raises the reason
         search.plan(next(iter(search.rules)), start, redraw_every)
         raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
     for leader in search.leaders():
-        search.add([leader.plan.rule.mechanism], _shapes(start), [redraw_every])
+        search.add([leader.plan.rule.mechanism], shapes_like(start, (1, 2, 4)), [redraw_every])
     periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
     for leader in search.leaders():
         name, design = leader.plan.rule.mechanism, leader.plan.design
@@ -296,12 +279,3 @@ def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule
 
 def _as_slots(design: RowDesign) -> RowDesign:
     return RowDesign.choose(rows="slots", num_slots=design.num_slots, shots_per_slot=design.shots_per_slot)
-
-
-def _shapes(start: RowDesign) -> Iterator[RowDesign]:
-    """Yields row shapes with the same records per token."""
-    records = start.num_slots * start.shots_per_slot
-    yield RowDesign.choose(rows="units", num_slots=records)
-    for shots in (1, 2, 4):
-        if records % shots == 0 and records // shots >= 2:
-            yield RowDesign.choose(rows="slots", num_slots=records // shots, shots_per_slot=shots)

@@ -1,7 +1,4 @@
-"""DPRetrievalFreeFormRunnable: a text per query, from the private documents near to it, by keywords or embeddings.
-
-Knows wording, plans and what is asked in public; similarities, balances, rows, sums and noise are behind the curator.
-"""
+"""Answers each query with a text, from keywords or embeddings of the private documents similar to it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from typing_extensions import override
 
 from langchain_dpicl._answer_spaces import EmbeddingSpace, NoisyKeywordSpace, Outcome
-from langchain_dpicl._candidates import PublicModel, PublicSide, answer_template
+from langchain_dpicl._candidates import answer_template
 from langchain_dpicl._individual_filter import IndividualFilter
 from langchain_dpicl._query_memo import checked_memo, scope_of_plan
 from langchain_dpicl._retrieval_options import (
@@ -36,7 +33,15 @@ from langchain_dpicl.backends.similar import SimilarTexts
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.free_form import MOST_OWED, AnswerSpace, DPFreeFormRunnable, check_space, memory_of, models_of
+from langchain_dpicl.free_form import (
+    MOST_OWED,
+    AnswerSpace,
+    DPFreeFormRunnable,
+    check_space,
+    identity_of,
+    memory_of,
+    public_side,
+)
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.shares import Reservation
@@ -52,23 +57,23 @@ from langchain_dpicl.writing import check_texts
 
 
 class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
-    r"""Answers each query with a text that the private documents near to it agree on, under differential privacy.
+    r"""Answers each query with a text that the private documents similar to it agree on, under differential privacy.
 
-    Who takes part, who is debited and what that costs is as in `DPRetrievalVotingRunnable`. Each unit that takes part
-    becomes a prompt, which is answered in the model's own words, in silence. No private answer leaves:
+    Participation, balances and price are those of `DPRetrievalVotingRunnable`. Each participating unit becomes a
+    prompt, which the model completes in a call that is not traced. No private answer is released, only an aggregate:
 
-    - "keywords": which public words occur in each answer is noted, as a vector of length 1; the noisy sum is
-      released, and the public model writes the answer from the words that stand out of the noise.
-    - "embedding": answers are embedded, in silence, and the noisy sum of their unit vectors is released. The answer is
-      the nearest of candidates that were written in public.
+    - "keywords": the public words that occur in each answer are a vector of length 1; the noisy sum is
+      released, and the public model writes the answer from the words above the noise floor.
+    - "embedding": answers are embedded, in calls that are not traced, and the noisy sum of their unit vectors is
+      released. The answer is the nearest of the public candidates.
 
     Formal guarantees:
       - As `DPRetrievalVotingRunnable`: (epsilon, delta)-DP for one unit under add_remove, paid once, for any number of
-        adaptively chosen queries; no balance and no number of participants is shown.
-      - Candidates and keywords come from public calls, which see no private document.
-      - Where nothing stands out of the noise the answer is `abstain_answer`, and the public model is not asked. Of the
-        queries that nobody takes part in, one of twenty (at most) is answered as if somebody had.
-      - A release whose answer could not be written is kept for its tenant: asking again is free.
+        adaptively chosen queries; balances and numbers of participants are never shown.
+      - Candidates and keywords come from public calls, which receive no private document.
+      - If nothing exceeds the noise floor, the answer is `abstain_answer` and the public model is not called. Of the
+        queries without participants, at most one of twenty is answered as if there were some.
+      - If the public model fails to write the answer, the release is kept for its tenant: asking again is free.
 
     Build it with `from_documents` or `from_private_examples`. Input: as of `DPFreeFormRunnable`.
 
@@ -139,58 +144,58 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         name: str | None = None,
         **others: Any,
     ) -> DPRetrievalFreeFormRunnable:
-        """Plans the noise, declares the share and returns a Runnable that has not spent anything yet.
+        """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
 
-        All parameters are public and must not be chosen by looking at the documents; the threshold neither.
+        All parameters are public and must not be chosen by looking at the documents; this includes the threshold.
 
         Args:
           private: the documents; see `DPRetrievalVotingRunnable`.
-          llm: what completes private prompts; see `DPFreeFormRunnable`. It SEES the private prompts.
-          embeddings: LangChain embeddings that documents are compared by; they SEE every private document.
+          llm: completes the private prompts, which it receives; see `DPFreeFormRunnable`.
+          embeddings: LangChain embeddings that compare documents with queries; they receive every private document.
           similarity_threshold: least cosine between a document and the query, in (0, 1].
           participations: answers that one unit may take part in.
           aggregation: "keywords" or "embedding", as above.
-          answer_embeddings: for "embedding": what SEES the private answers; by default `embeddings`.
+          answer_embeddings: for "embedding": embeddings that receive the private answers; by default `embeddings`.
           candidates: public answers; see `DPFreeFormRunnable`, as the next seven.
           candidates_llm: the public model, which writes.
           num_candidates: answers that the public model is asked for.
           keyword_domain: the public keywords; by default the words of the query and of the candidates.
-          num_keywords: keywords of one answer, at most.
-          max_keywords: keywords of a domain that is made for a query, at most.
+          num_keywords: most keywords of one answer.
+          max_keywords: largest domain that is built for a query.
           answer_prompt: template of the prompt that the public model writes from.
           max_tokens: most tokens of an answer.
-          stop: what ends answers.
+          stop: texts that end an answer.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
           epsilon: this component's share of the budget (its noise is calibrated to it); paid once.
           delta: the share's delta; by default in proportion to epsilon.
           noise_multiplier: noise in units of the sensitivity, instead of calibrating.
-          max_queries: answers at most, over all processes; they cost nothing more.
-          balances: file of balances that outlive the process; see `DPRetrievalVotingRunnable`, as the next three.
+          max_queries: most answers, over all processes; more of them cost no more.
+          balances: file of balances that outlives the process; see `DPRetrievalVotingRunnable`, as the next three.
           rows: "slots" or "units".
           num_slots: with slots: rows of every query (default 32).
           documents_per_row: a unit's nearest documents that its row shows.
           example_prompt: template of one document; by default its text.
           prefix: template before the documents.
-          suffix: template of the query, behind the documents; the answer is what follows.
-          example_separator: stands between the parts.
-          abstain_answer: the answer where nothing stands out of the noise; none of the candidates.
+          suffix: template of the query, after the documents; the answer is what follows.
+          example_separator: text between the parts.
+          abstain_answer: the answer when nothing exceeds the noise floor; must not be a candidate.
           on_exhausted: after `max_queries`: "raise", or "zero_shot": the public model's own answer.
           max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
             before any call. None: as a record's text, `private.max_chars`.
-          memo_size: answers remembered per tenant and told again, which debits nobody; 0: none.
-          memo: where answers outlive the process; see `DPFreeFormRunnable`.
+          memo_size: answers cached per tenant; cache hits debit no balance. 0: none.
+          memo: a store of answers that outlives the process; see `DPFreeFormRunnable`.
           tenant_max_queries: queries per tenant, counted on the ledger; None: as many as there are.
           with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
           progress: whether batches show a bar; None: on a terminal.
           component: name in the ledger.
           name: the Runnable's name in traces.
-          **others: refused; what searches or ranks with the reason.
+          **others: refused; the message says why options that search or rank cannot work.
 
         Raises:
           ConfigurationError: a public fault, or `replace_one`; nothing was charged and no private call was made.
-          CapabilityError: the model cannot write text, or these are no embeddings.
-          UnsilencableModelError: the model or the embeddings cannot be called in silence.
+          CapabilityError: the model cannot write text, or `embeddings` cannot embed.
+          UnsilencableModelError: the model or the embeddings cannot be called without tracing.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           LedgerError: the file of balances cannot be used.
           ModelCallError: the model or the embeddings could not be reached.
@@ -200,21 +205,28 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         """
         check_known(others)
         spender = resolve_budget(budget, config)
-        read = embeddings if aggregation == "embedding" and answer_embeddings is None else answer_embeddings
-        only = (keyword_domain, max_keywords, answer_prompt)
-        is_embedded = check_space(private, aggregation, read, candidates, only_keywords=only)
-        shown = templates_of(private, example_prompt, suffix)
-        wording = wording_of(private, prefix=prefix, separator=example_separator, **shown)
-        writes = None if is_embedded else answer_template(wording, answer_prompt)
+        read_by = embeddings if aggregation == "embedding" and answer_embeddings is None else answer_embeddings
+        keyword_options = (keyword_domain, max_keywords, answer_prompt)
+        is_embedded = check_space(private, aggregation, read_by, candidates, only_keywords=keyword_options)
+        templates = templates_of(private, example_prompt, suffix)
+        wording = wording_of(private, prefix=prefix, separator=example_separator, **templates)
+        template = None if is_embedded else answer_template(wording, answer_prompt)
         _check_public(wording, num_candidates, is_embedded=is_embedded, on_exhausted=on_exhausted)
-        check_flags(name=name, progress=progress, max_query_chars=max_query_chars, with_receipt=with_receipt)
+        shown: dict[str, Any] = {"with_receipt": with_receipt, "progress": progress, "name": name}
+        shown |= {"max_query_chars": max_query_chars}
+        check_flags(**shown)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
-        ends: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
+        store = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         count = num_candidates if keyword_domain is None else 0
-        public = _public_side(llm, candidates_llm, candidates, count=count, ends=ends)
-        words = (keyword_domain, num_keywords, max_keywords)
-        space = _space(llm, read if is_embedded else None, public, words=words, ends=ends)
+        public = public_side(llm, candidates_llm, candidates, count=count, limits=limits)
+        engine = as_text_backend(llm)
+        words: dict[str, Any] = {"domain": keyword_domain, "num_keywords": num_keywords, "most": max_keywords}
+        space: EmbeddingSpace | NoisyKeywordSpace = (
+            EmbeddingSpace(engine, read_by, fixed=public.fixed, **limits)
+            if is_embedded
+            else NoisyKeywordSpace(engine, **words, **limits)
+        )
         plan = plan_retrieval(
             private.public_size_of(None),
             epsilon=epsilon,
@@ -228,53 +240,50 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
             noise_multiplier=noise_multiplier,
             partition=private.dataset_id,
         )
+        # The floor is known only now: it depends on the calibrated noise, which depends on the space's width.
         _set_floor(space, plan, _checked_abstention(abstain_answer, public.fixed or ()))
-        held = checked_balances(balances, private=private, budget=spender, component=component)
+        balance_file = checked_balances(balances, private=private, budget=spender, component=component)
         texts = SimilarTexts(embeddings, threshold=similarity_threshold, most=checked_most(private, documents_per_row))
-        said = {"answers": aggregation, "writer": public.name, "candidates_are": public.kind, "space": space.to_dict()}
-        asked = {"num_candidates": num_candidates, "max_tokens": max_tokens, "stop": list(ends["stop"])}
-        asked["abstain_answer"] = abstain_answer
-        seen: dict[str, Any] = {**plan.to_dict(), **wording.to_dict(), **said, **asked, **texts.to_dict()}
-        called = component if component is not None else spender.fresh_name("retrieval")
-        share = declare_share(
-            private, spender, plan, component=called, epsilon=epsilon, public=seen, engines=[space, texts]
-        )
-        lists = {"candidates": public.fixed, "domain": keyword_domain and list(keyword_domain)}
-        models = models_of(llm, candidates_llm, writes)
-        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public={**seen, **lists, **models})
-        own = IndividualFilter(private, budget=spender, share=share, plan=plan.release, texts=texts, balances=held)
-        handles: dict[str, Any] = {"private": private, "budget": spender, "share": share, "plan": plan, "filter": own}
-        options = {"on_exhausted": on_exhausted, "with_receipt": with_receipt, "progress": progress, "name": name}
-        answers = {"space": space, "public": public, "answer_prompt": writes, "owed": Tenants(memo_size=MOST_OWED)}
-        handles |= {
-            "max_query_chars": max_query_chars,
-            "wording": wording,
-            "rows": None,
-            "tenants": tenants,
-            "memo": memory_of(kept, told),
+        model = {"answers": aggregation, "writer": public.name, "candidates_are": public.kind, "space": space.to_dict()}
+        asked = {
+            "num_candidates": num_candidates,
+            **limits,
+            "stop": [*limits["stop"]],
+            "abstain_answer": abstain_answer,
         }
-        return cls(**handles, **options, **answers)
+        report: dict[str, Any] = {**plan.to_dict(), **wording.to_dict(), **model, **asked, **texts.to_dict()}
+        component = component if component is not None else spender.fresh_name("retrieval")
+        declared: dict[str, Any] = {"component": component, "epsilon": epsilon, "public": report}
+        share = declare_share(private, spender, plan, engines=[space, texts], **declared)
+        identity = {**report, **identity_of(llm, candidates_llm, template, public=public, domain=keyword_domain)}
+        scope = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=identity)
+        paid: dict[str, Any] = {"budget": spender, "share": share}
+        own = IndividualFilter(private, plan=plan.release, texts=texts, balances=balance_file, **paid)
+        handles = {"private": private, "plan": plan, "wording": wording, "filter": own, **paid}
+        answers = {"space": space, "public": public, "answer_prompt": template, "owed": Tenants(memo_size=MOST_OWED)}
+        served = {"tenants": tenants, "memo": memory_of(store, scope), "on_exhausted": on_exhausted}
+        return cls(**handles, **answers, **served, **shown)
 
     @classmethod
     def from_documents(cls, documents: Iterable[Any], **options: Any) -> DPRetrievalFreeFormRunnable:
         """Declares LangChain documents as private examples, and builds the Runnable on them.
 
         Args:
-          documents: `Document` objects, themselves: no vector store and no retriever.
+          documents: the `Document` objects; no vector store and no retriever.
           **options: as for `DPRetrievalVotingRunnable.from_documents`, and those of `from_private_examples`.
 
         Raises:
           ConfigurationError: a public fault.
           RecordError: a document cannot be read.
         """
-        held = [documents]
+        holder = [documents]  # see `DPRetrievalVotingRunnable.from_documents`
         del documents
-        private, left = examples_of(held, options)
-        return cls.from_private_examples(private, **left)
+        private, remaining = examples_of(holder, options)
+        return cls.from_private_examples(private, **remaining)
 
     @override
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
-        """Embeds the query and asks for candidates, and so whether everybody whom the release needs is there."""
+        """Embeds the query and asks for candidates, which calls every model that the release needs."""
         direction = yield self.filter.texts.ask_public(compared_text(self.wording, query))
         asked = yield from super()._prepared(query, config)
         return dataclasses.replace(asked, direction=direction)
@@ -293,39 +302,23 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
 
 
 def _check_public(wording: TaskWording, count: int, *, is_embedded: bool, on_exhausted: str) -> None:
-    """Refuses public options that are none."""
+    """Checks the options of public calls and the variables of the query."""
     check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
     check_int("num_candidates", count, low=2 if is_embedded else 1)
     text_of_query(wording, ("",) * len(wording.input_variables))
 
 
 def _checked_abstention(answer: Any, candidates: tuple[str, ...]) -> str:
-    """Returns the text for no answer, or refuses what is none or could be an answer."""
+    """Returns the text for no answer, unless it is blank or a candidate."""
     if not isinstance(answer, str) or not answer.strip() or answer.strip() in candidates:
         raise fail("abstain_answer", "a text that is none of the candidates", answer)
     return answer
 
 
 def _set_floor(space: EmbeddingSpace | NoisyKeywordSpace, plan: RetrievalPlan, answer: str) -> None:
-    """Tells a space what noise alone reaches, and what to answer below that."""
+    """Sets the noise floor of a space, which the plan decides, and the answer below it."""
     space.abstain_answer = answer
     if isinstance(space, NoisyKeywordSpace):
         space.floor = plan.noise_floor
     else:
         space.floor_of = plan.noise_floor_along
-
-
-def _public_side(llm: Any, writer: Any, candidates: Any, *, count: int, ends: dict[str, Any]) -> PublicSide:
-    own = None if writer is None else PublicModel(writer, **ends)
-    return PublicSide(PublicModel(llm, **ends), writer=own, candidates=candidates, count=count)
-
-
-def _space(
-    llm: Any, read: Any, public: PublicSide, *, words: tuple[Any, int, Any], ends: dict[str, Any]
-) -> EmbeddingSpace | NoisyKeywordSpace:
-    """Returns where answers are compared: by embeddings that read them, or by keywords."""
-    engine = as_text_backend(llm)
-    if read is not None:
-        return EmbeddingSpace(engine, read, fixed=public.fixed, **ends)
-    domain, number, most = words
-    return NoisyKeywordSpace(engine, domain=domain, num_keywords=number, most=most, **ends)

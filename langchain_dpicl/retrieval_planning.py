@@ -1,7 +1,4 @@
-"""What answers from retrieved private documents will run, be charged and cost: the frozen plan. Public numbers only.
-
-Never sees a document, a query or a model's answer.
-"""
+"""Plans answers from retrieved private documents: calibrates the noise and states price, cost and expected signal."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl._cost import Cost
+from langchain_dpicl._cost import Cost, check_counts, with_noise_for
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import Event
@@ -20,12 +17,11 @@ from langchain_dpicl.privacy.extensions.individual_filter import Bounded, Partic
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
-from langchain_dpicl.query_planning import with_noise_for
 
 NUM_SLOTS = 32
-"""Rows of a query, unless told otherwise."""
+"""Default number of rows of a query."""
 ALONE = 0.05
-"""Share of the queries that nobody takes part in whose best noise reaches `RetrievalPlan.noise_floor`."""
+"""Share of the queries without participants whose largest noise reaches `RetrievalPlan.noise_floor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +30,12 @@ class RetrievalPlan:
 
     Formal guarantees:
       - `tickets()` hold one ticket of `release.event`, which pays for every answer under one set of balances, and
-        `max_queries` free ones, by which answers are counted.
+        `max_queries` free ones, which count the answers.
       - All answers together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
 
     Attributes:
       release: noise, rows and participations.
-      max_queries: answers at most; they cost nothing more, but for the gap of the noise, which grows with them.
+      max_queries: most answers; only the declared gap of the noise grows with them.
       width: coordinates of one release: the labels, or the keywords.
       public_size: declared units.
       partition: the `dataset_id` of the documents.
@@ -68,12 +64,13 @@ class RetrievalPlan:
     @property
     def noise_floor(self) -> float:
         """Votes that noise alone reaches on some coordinate in one of twenty queries."""
+        # The maximum of `width` independent normal numbers stays below z with probability Phi(z)^width.
         return self.noise_stddev * NormalDist().inv_cdf((1.0 - ALONE) ** (1.0 / self.width))
 
     def noise_floor_along(self, count: int) -> float:
-        """Returns how far noise alone goes along any of `count` directions in at most one of twenty queries.
+        """Returns the length that noise alone reaches along any of `count` directions in at most one of twenty queries.
 
-        Along each it is one normal number; Bonferroni for all of them, however they lie to each other.
+        The noise along each direction is one normal number; Bonferroni's bound holds for directions at any angle.
         """
         return self.noise_stddev * -NormalDist().inv_cdf(ALONE / check_int("count", count, low=1))
 
@@ -100,45 +97,23 @@ class RetrievalPlan:
         calls_per_row: int = 1,
         num_queries: int = 1,
     ) -> Cost:
-        """Returns model calls and tokens of so many queries; embedding each document once comes on top.
-
-        Args:
-          participants: guessed units that take part in a query; needed without slots, whose number is public.
-          record_tokens: tokens of what one row shows of a unit.
-          query_tokens: tokens of a query with its instruction.
-          answer_tokens: tokens of one answer.
-          calls_per_row: model calls of one row.
-          num_queries: how many queries.
-
-        Raises:
-          ConfigurationError: a number out of range, or `participants` is missing.
-        """
+        """Returns model calls and tokens of `num_queries` queries; embedding each document once is not counted."""
+        # With slots the number of rows is public, so no guess is needed.
         rows = self.release.num_slots if participants is None else participants
         if rows is None:
-            raise fail("participants", "a guess, where every unit that takes part is a row", participants)
+            raise fail("participants", "a guess, because every participant is a row", participants)
         check_int("participants", rows, low=0)
-        for name, value in (("record_tokens", record_tokens), ("query_tokens", query_tokens)):
-            check_int(name, value, low=1)
-        check_int("answer_tokens", answer_tokens, low=1)
-        check_int("calls_per_row", calls_per_row, low=1)
-        check_int("num_queries", num_queries, low=1)
+        check_counts(record_tokens=record_tokens, query_tokens=query_tokens, answer_tokens=answer_tokens)
+        check_counts(calls_per_row=calls_per_row, num_queries=num_queries)
         private = num_queries * (rows if self.release.num_slots is None else self.release.num_slots) * calls_per_row
         public = num_queries * calls_per_row
         tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
         return Cost(private, public, tokens_in, (private + public) * answer_tokens)
 
     def expected_signal(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
-        """Returns the chances of one answer, at a guess of who takes part and how far they agree.
+        """Returns the chances of one answer, at a guessed number of participants and agreement.
 
         Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.
-
-        Args:
-          participants: guessed units that take part and are not exhausted.
-          agreement: guessed share of them that vote for the right label.
-          labels: labels of an answer; None: the plan's.
-
-        Raises:
-          ConfigurationError: a number out of range.
 
         >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
         >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
@@ -151,6 +126,7 @@ class RetrievalPlan:
         width = check_int("labels", self.width if labels is None else labels, low=2)
         slots = self.release.num_slots
         rows = float(participants if slots is None else min(slots, participants))
+        # P(right label wins) = E[prod over wrong labels of Phi(lead + noise)]; the expectation is a Gauss-Hermite sum.
         lead = (rows * share - rows * (1.0 - share) / (width - 1)) / self.noise_stddev
         points, weights = np.polynomial.hermite_e.hermegauss(101)
         normal = NormalDist()
@@ -199,17 +175,14 @@ def plan_retrieval(
       public_size: declared number of units.
       epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
       delta: the share's delta.
-      participations: answers that one unit may take part in.
+      participations: answers that one unit may participate in.
       width: coordinates of one release: labels, or keywords.
-      num_slots: rows of a query, public; None: a row for each unit that takes part.
-      max_queries: answers at most.
+      num_slots: rows of a query, public; None: a row for each participant.
+      max_queries: most answers.
       adjacency: "add_remove".
       aggregation: how rows add up; `VoteSum()` by default.
       noise_multiplier: given noise; None calibrates.
       partition: the documents' public id.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
     """
     check_delta(delta)
     if epsilon is None and noise_multiplier is None:

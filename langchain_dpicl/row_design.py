@@ -1,7 +1,8 @@
-"""The shape of rows before noise is chosen: how many, of how many records, drawn how. Knows public numbers only."""
+"""The shape of rows: how many there are, how many records each holds, and how records are drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from langchain_dpicl.privacy._validate import ROW_SHAPES, RowShape, check_choice, check_int, check_positive, fail
@@ -22,8 +23,8 @@ class RowDesign:
       rows: "units" or "slots".
       num_slots: slots, or expected unit rows.
       shots_per_slot: records per slot (1 for unit rows).
-      sampling: "poisson", "fixed" (a secret sample of fixed size), "partition" (every unit in its slot for good) or
-        "disjoint" (one secret deal for a whole run: a unit stands in the batch of one demonstration at most).
+      sampling: "poisson", "fixed" (a secret sample of fixed size), "partition" (every unit stays in one slot) or
+        "disjoint" (one secret allocation per run: a unit is in the batch of at most one demonstration).
       overfill: expected units per shot of a slot.
     """
 
@@ -44,12 +45,9 @@ class RowDesign:
         overfill: float | None = None,
         smallest_size: int | None = None,
     ) -> RowDesign:
-        """Fills in what is not given: unit rows unless several shots per slot, or no Poisson sample, are asked for.
+        """Fills in defaults: unit rows unless several shots per slot, or another sampling than Poisson, are requested.
 
         Without `num_slots` there are 40 rows, or `smallest_size` (the least declared size) if that is fewer.
-
-        Raises:
-          ConfigurationError: a parameter out of range, or unit rows with several shots.
         """
         check_choice("sampling", sampling, SAMPLINGS)
         shots = check_int("shots_per_slot", 1 if shots_per_slot is None else shots_per_slot, low=1)
@@ -64,15 +62,7 @@ class RowDesign:
         return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
 
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
-        """Returns the sampler for a pool of `public_size` declared units.
-
-        Args:
-          public_size: declared units.
-          num_batches: demonstrations that one deal serves, where `sampling` is "disjoint".
-
-        Raises:
-          ConfigurationError: fewer declared units than rows.
-        """
+        """Returns the sampler for a pool of `public_size` declared units."""
         if public_size < self.num_slots:
             raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
         if self.sampling == "fixed":
@@ -90,12 +80,18 @@ class RowDesign:
 
 
 def redrawn(design: RowDesign) -> RowDesign:
-    """Returns a design whose samples are drawn anew.
-
-    Raises:
-      ConfigurationError: it has a partition, which hides nobody and costs many times as much, or one deal for a run.
-    """
+    """Returns the design if its samples are redrawn; a partition or an allocation is not."""
     if design.sampling in {"partition", "disjoint"}:
-        advice = "'partition' is for teachers='fixed' alone, 'disjoint' for demonstrations."
+        advice = "'partition' is for teachers='fixed' only, 'disjoint' for demonstrations."
         raise fail("sampling", "'poisson' or 'fixed'", design.sampling, advice)
     return design
+
+
+def shapes_like(start: RowDesign, all_shots: Iterable[int], *, sampling: str = "poisson") -> Iterator[RowDesign]:
+    """Yields shapes with as many records as `start`: unit rows, then slots of the numbers of shots that divide them."""
+    records = start.num_slots * start.shots_per_slot
+    yield RowDesign.choose(rows="units", num_slots=records)
+    for shots in all_shots:
+        slots, rest = divmod(records, shots)
+        if rest == 0 and slots >= 2:
+            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=sampling)

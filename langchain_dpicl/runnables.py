@@ -1,8 +1,4 @@
-"""The base of our Runnables that charge a budget: every entry point of LangChain comes down to one walk per input.
-
-A subclass says how one input is answered. Knows no prompt, no row and no mechanism: private examples only pass by as
-an opaque handle.
-"""
+"""The base class of Runnables that charge a budget: every LangChain entry point runs `_answer` once per input."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ _HANDLES = ("private", "budget", "share")
 
 
 class Pay(Protocol):
-    """Charges tickets: `with pay("query") as reservation:`; what did not burn goes back where the ledger allows it."""
+    """Charges tickets: `with pay("query") as reservation:`; refundable tickets that did not burn are handed back."""
 
     def __call__(
         self,
@@ -40,15 +36,15 @@ class Pay(Protocol):
         tenant: str | None = None,
         tenant_cap: int | None = None,
     ) -> AbstractContextManager[Reservation]:
-        """Reserves the tickets, durably, before the block's first line runs; see `Share.reserve`."""
+        """Reserves the tickets, durably, before the block starts; see `Share.reserve`."""
 
 
-def _step(given: Any, config: RunnableConfig, **kwargs: Any) -> Any:
-    """Stands for what a run calls: LangChain gives what the signature names, the config of the run's children."""
+def _step(value: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+    """The signature of `_run` and `_arun`: LangChain passes the config because it is named here."""
 
 
 class _Step:
-    """A call whose signature is known: LangChain asks for it twice a run, and to work it out takes most of the run."""
+    """A callable with a precomputed signature: LangChain reads it twice per run, and computing it dominates a run."""
 
     __slots__ = ("_call",)
     __signature__ = signature(_step)
@@ -56,8 +52,8 @@ class _Step:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, given: Any, **kwargs: Any) -> Any:
-        return self._call(given, **kwargs)
+    def __call__(self, value: Any, **kwargs: Any) -> Any:
+        return self._call(value, **kwargs)
 
 
 class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, Output], Generic[Input, Output]):
@@ -65,31 +61,32 @@ class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, 
 
     Formal guarantees:
       - Every entry point runs `_answer` or `_aanswer` once per input, and those charge only through `pay`.
-      - Every run asks for the budget first: another one in the config or the context is refused.
-      - What stays charged is told as `dpicl.charged`, a refusal as `dpicl.refused`, once each, to the run's observers.
-      - Copies hold the same handles and so spend the same budget; pickling is refused.
+      - Every run resolves the budget first: a different one in the config or the context is refused.
+      - The run's observers receive the tickets that stay charged as `dpicl.charged` and a refusal as `dpicl.refused`,
+        once each.
+      - Copies share the handles and so spend the same budget; pickling is refused.
 
     Subclasses hold public values in fields and implement `_answer` and `_aanswer`.
     """
 
     private: Any = Field(exclude=True, repr=False)
-    """The opaque holder of private examples."""
+    """The opaque handle of the private examples."""
 
     budget: Any = Field(exclude=True, repr=False)
     """The budget (or handler) that `share` belongs to."""
 
     share: Any = Field(exclude=True, repr=False)
-    """Where `pay` takes tickets from."""
+    """The share that `pay` reserves tickets from."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     @abstractmethod
-    def _answer(self, given: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:
-        """Answers one input; private records are read inside `with pay(...)` only."""
+    def _answer(self, value: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:
+        """Answers one input; reads private records only inside `with pay(...)`."""
 
     @abstractmethod
-    async def _aanswer(self, given: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:
-        """Is `_answer`, awaitable; a walk is driven by `adrive(walk, is_slow=self._is_slow)`."""
+    async def _aanswer(self, value: Input, pay: Pay, config: RunnableConfig, **kwargs: Any) -> Output:
+        """Asynchronous version of `_answer`; a walk is driven by `adrive(walk, is_slow=self._is_slow)`."""
 
     @override
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
@@ -123,28 +120,28 @@ class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, 
 
     @override
     def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
-        """Is LangChain's `configurable_fields`, for public fields.
+        """As LangChain's `configurable_fields`, restricted to public fields.
 
         Raises:
-          ConfigurationError: a caller could then choose the private examples, or who pays.
+          ConfigurationError: a handle was named: a caller could choose the private examples or the payer.
         """
         if handles := sorted(set(kwargs) & set(_HANDLES)):
             raise ConfigurationError(f"configurable_fields: expected public fields, found {handles}. Leave them fixed.")
         return super().configurable_fields(**kwargs)
 
-    def _run(self, given: Input, config: RunnableConfig, **kwargs: Any) -> Output:
+    def _run(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
         with self._events(config) as events:
             resolve_budget(self.budget, config)
-            return self._answer(given, partial(self._pay, events), config, **kwargs)
+            return self._answer(value, partial(self._pay, events), config, **kwargs)
 
-    async def _arun(self, given: Input, config: RunnableConfig, **kwargs: Any) -> Output:
+    async def _arun(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
         async with self._events(config) as events:
             resolve_budget(self.budget, config)
-            return await self._aanswer(given, partial(self._pay, events), config, **kwargs)
+            return await self._aanswer(value, partial(self._pay, events), config, **kwargs)
 
     @property
     def _is_slow(self) -> bool:
-        """Whether the ledger may have to be waited for, which async code does off the event loop."""
+        """Whether a ledger call may block, so that async code runs it in a thread."""
         return may_wait(self.budget)
 
     def _events(self, config: RunnableConfig) -> RunEvents:
@@ -163,4 +160,4 @@ class ChargingRunnable(HidesInput, PassesOurErrors, RunnableSerializable[Input, 
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         name = type(self).__name__
-        raise PrivacyBudgetError(f"{name}: cannot be pickled, its copy would spend the budget again. Build it anew.")
+        raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")

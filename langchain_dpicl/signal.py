@@ -1,8 +1,4 @@
-"""What a plan can be expected to release: occupancy of slots and the chance of the right index.
-
-Works on public numbers only (declared sizes, rates, noise) and on stated guesses: how far rows agree, and how often the
-public model gives the right token by itself.
-"""
+"""Computes the expected utility of a plan: how full its slots are, and how likely the right index is released."""
 
 from __future__ import annotations
 
@@ -22,21 +18,21 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 
 _Column: TypeAlias = tuple[np.ndarray, int]
-"""float64[n] votes of a candidate, and how many candidates have as many."""
+"""float64[n] votes of a candidate, and the number of candidates with these votes."""
 
 PUBLIC_SHARE = 0.25
-"""Guess, where none is given: how likely the public model gives the right token, over how likely a row does."""
+"""Default guess of the public model's chance of the right token, as a share of a row's chance."""
 AGREEMENT_PER_DOUBLING = 0.05
 _UNLIMITED_CLIP = 1e3
 _GRID = 2001
-# Votes are summed over counts within these many deviations, and noise is integrated over as many, from node to node.
+# Votes are summed over counts within this many deviations, and noise is integrated over the same range.
 _REACH, _NEGLIGIBLE = 7.0, 1e-10
 _NUM_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full rows are expected to be, from declared sizes.
+    """Expected occupancy of rows, from declared sizes.
 
     Attributes:
       rows: expected number of rows with at least one unit.
@@ -69,7 +65,7 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
 
 
 def votes(rows: float, agreement: float, candidates: int) -> np.ndarray:
-    """Returns float64[d] of expected sums: `agreement` on the right index, half the rest on one rival, rest spread."""
+    """Returns float64[d] of expected votes: right index, one rival with half of the wrong votes, the others."""
     out = np.full(max(candidates, 2), rows * (1 - agreement) / 2 / max(candidates - 2, 1))
     out[0], out[1] = rows * agreement, rows * (1 - agreement) / 2
     return out
@@ -84,13 +80,13 @@ def noise_scale(plan: ReleasePlan) -> float:
 def expected_values(
     plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
 ) -> np.ndarray:
-    """Returns float64[d]: what noise is added to, in expectation: of the right token, of a rival, of the rest.
+    """Returns float64[d]: the expected sum before noise, of the right token, one rival and the others.
 
-    For sums of probabilities these are `votes`. For logit sums every row in use is taken to give the right token the
-    probability `agreement`, and the public prompt to give it `public_agreement`; of what each leaves, half goes to one
-    rival, the same for both, and the rest is spread evenly. The plan's own aggregation centres, clips and adds them; a
-    row that is not in use adds zeros, which for differences to the public logits is what the public prompt says. Logits
-    are taken to be log probabilities, which matters where nothing is taken off a row before it is clipped.
+    For sums of probabilities these are `votes`. For logit sums every row in use gives the right token the probability
+    `agreement`, and the public prompt gives it `public_agreement`; half of the remainder goes to one rival, the same
+    for both, and the rest is spread evenly. The plan's own aggregation centres, clips and adds them; an unused row adds
+    zeros, which for differences to the public logits equals the public prompt. Logits are assumed to be log
+    probabilities, which matters if rows are clipped without centring.
 
     Args:
       plan: the release.
@@ -124,11 +120,10 @@ def _public_guess(agreement: float, public_agreement: float | None) -> float:
 def token_signal(
     plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
 ) -> dict[str, float]:
-    """Returns how likely a released token is the one that most rows want, for every mechanism by the same measure.
+    """Returns the chance that a released token is the one most rows predict, by the same measure for all mechanisms.
 
-    The measure says nothing of variety: noise on a sum of probabilities picks its maximum, while the logit mechanisms
-    draw from a softmax and miss the likeliest token at times even where nothing is private. What they would reach
-    there is stated beside it.
+    The measure ignores variety: noise on a sum of probabilities selects its maximum, while the logit mechanisms sample
+    from a softmax and miss the likeliest token at times even without privacy. `ceiling_prob` states that limit.
 
     Args:
       plan: the release.
@@ -158,35 +153,18 @@ def token_signal(
     }
 
 
-def chance_of_right_index(
-    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
-) -> float:
-    """Returns the probability that the release is the right index, by closed form or quadrature.
-
-    Args:
-      plan: the release.
-      rows: expected number of rows in use.
-      agreement: guessed share of rows, or of a row's probability, that is for the right index.
-      candidates: width of the public domain.
-      public_agreement: guessed chance of the right index after the public prompt, for logit sums: `expected_values`.
-
-    Source: the winner of `value + noise` is index 0 with probability `E[prod_i F(v_0 - v_i + noise)]`; for Gumbel
-    noise this is the softmax.
-    """
-    values = expected_values(
-        plan, rows=rows, agreement=agreement, candidates=candidates, public_agreement=public_agreement
-    )
-    return _chance_of_first(plan, values)
-
-
 def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
-    """Returns the probability that index 0 is released."""
+    """Returns the probability that index 0 is released, by closed form or quadrature.
+
+    Index 0 wins with probability `E[prod_i F(v_0 - v_i + noise)]`; for Gumbel noise this is the softmax.
+    """
     scaled = values / noise_scale(plan)
     if plan.mechanism.name == "gumbel":
         return _softmax_chance(scaled)
     from scipy import stats
 
     law = stats.norm if plan.mechanism.name == "gaussian" else stats.expon
+    # Midpoint rule over the quantiles of the noise on index 0; equal gaps are evaluated once.
     u = (np.arange(_GRID) + 0.5) / _GRID
     noise = law.ppf(u)
     unique, counts = np.unique(scaled[0] - scaled[1:], return_counts=True)
@@ -202,22 +180,22 @@ def _softmax_chance(scores: np.ndarray) -> float:
 def vote_chances(
     plan: ReleasePlan, public_size: int, *, agreement: float, labels: int, threshold: float | None = None
 ) -> np.ndarray:
-    """Returns the chances that hard votes release each candidate, the randomness of the votes themselves included.
+    """Returns the chances that hard votes release each candidate, including the randomness of the votes.
 
-    Each row in use votes for the right label with chance `agreement`, on its own. Of the other votes half go to one
-    rival and the rest are spread evenly (as expected, not as drawn: up to about .01 too good for the right label); with
-    two labels all go to the other one. Slots are taken to be empty independently of each other.
+    Rows in use vote for the right label with chance `agreement`, independently. Half of the other votes go to one rival
+    and the rest are spread evenly (their expectation is used, which overstates the right label by up to about .01);
+    with two labels all go to the other one. Slots are assumed to be empty independently of each other.
 
     Args:
       plan: the release.
       public_size: declared units.
       agreement: chance that a row in use votes for the right label.
       labels: candidates that rows vote for; the plan's constants come after them.
-      threshold: what the largest coordinate of a released noisy vector must reach; Gaussian noise only.
+      threshold: least value of the largest coordinate of a released noisy vector; Gaussian noise only.
 
     Returns:
       float64[2 + c]: the right label, any other label, each constant. With a threshold, or a mechanism that tests one,
-      float64[3 + c]: at last the chance that nothing reached it.
+      float64[3 + c]: the last entry is the chance that nothing reached it.
     """
     if threshold is not None and plan.mechanism.releases != "vector":
         raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
@@ -225,6 +203,7 @@ def vote_chances(
     rivals = [(wrong / min(2, labels - 1), 1), (wrong / 2 / max(1, labels - 2), labels - 2)] if labels > 1 else []
     constants = [(np.full_like(right, constant), 1) for constant in plan.constants]
     columns = [(right, 1), *rivals, *constants]
+    # Each winner's column stands for one candidate; the rivals together are the remainder.
     winners = (0, *range(1 + len(rivals), len(columns)))
     if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
         rejected = [_test_fails(plan, plan.mechanism, columns)]
@@ -257,7 +236,7 @@ def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> n
 
 
 def _smoothness(plan: ReleasePlan) -> float:
-    """Returns how many votes apart the chances of a winner hardly differ: half of the least noise scale."""
+    """Returns a step of vote counts over which the chances hardly change: half of the least noise scale."""
     scales = [noise_scale(plan)]
     if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
         scales.append(_test_scale(plan, plan.mechanism))
@@ -267,9 +246,9 @@ def _smoothness(plan: ReleasePlan) -> float:
 def _vote_counts(
     plan: ReleasePlan, public_size: int, agreement: float, *, smooth: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns float64[n] chances of numbers of right and of other votes, and float64[n] of these numbers each.
+    """Returns float64[n] chances, and float64[n] numbers of right and of other votes that have these chances.
 
-    Counts up to `smooth` votes apart stand for those between, where all of them are spread wider than that.
+    Counts are sampled up to `smooth` votes apart if their distributions are wider than that.
     """
     from scipy import stats
 
@@ -277,12 +256,12 @@ def _vote_counts(
     used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
     shares = used * agreement, used * (1.0 - agreement)
     spread = min(np.sqrt(trials * share * (1.0 - share)) for share in (*shares, used))
-    # A sum over every h-th count of a normal law is wrong by about e^{-2 (pi deviation / h)^2}; of two, by that of
-    # their own deviations and of their sum's.
+    # A sum over every h-th count of a normal law has an error of about e^{-2 (pi deviation / h)^2}; for two counts the
+    # deviations of both and of their sum matter.
     step = max(1.0, np.floor(min(smooth, spread / 2.0)))
     right, wrong = np.meshgrid(*(_likely(trials, share, step) for share in shares), indexing="ij")
-    left = 1.0 - used * agreement  # the chance that it does not vote for the right label
-    other = min(1.0, used * (1.0 - agreement) / left) if left > 0 else 0.0
+    not_right = 1.0 - used * agreement  # the chance of no vote for the right label
+    other = min(1.0, used * (1.0 - agreement) / not_right) if not_right > 0 else 0.0
     chance = stats.binom.pmf(right, trials, used * agreement) * stats.binom.pmf(wrong, trials - right, other)
     likely = chance > _NEGLIGIBLE
     return chance[likely] / chance[likely].sum(), right[likely], wrong[likely]
@@ -295,10 +274,7 @@ def _likely(trials: int, chance: float, step: float) -> np.ndarray:
 
 
 def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: float | None = None) -> np.ndarray:
-    """Returns float64[n]: the chance that the noisy maximum is in a column, and reaches the threshold if there is one.
-
-    The column must stand for a single candidate.
-    """
+    """Returns float64[n]: the chance that a column of one candidate has the noisy maximum and reaches `threshold`."""
     scale = noise_scale(plan)
     own = columns[winner][0]
     gaps = [((own - values) / scale, count) for i, (values, count) in enumerate(columns) if count and i != winner]
@@ -313,9 +289,9 @@ def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: 
 
 
 def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np.ndarray:
-    """Returns float64[n]: the chance that normal noise is at least `least` and no other's exceeds it by the gap.
+    """Returns float64[n]: the chance that normal noise is at least `least` and no rival's exceeds it by the gap.
 
-    The integrand is analytic: beside up to 10 other candidates the error is below 1e-10, beside 1,000 below 1e-4.
+    The integrand is analytic: with up to 10 rivals the error is below 1e-10, with 1,000 below 1e-4.
     """
     from scipy import special
 
@@ -329,10 +305,10 @@ def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np
 
 
 def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
-    """Returns float64[n]: the same for exponential noise, exactly beside up to 127 other candidates.
+    """Returns float64[n]: the same for exponential noise, exact with up to 127 rivals.
 
-    In `v = e^-noise`, which is uniform, the integrand is a polynomial of their number's degree, and 0 where a gap is
-    larger than the noise.
+    In `v = e^-noise`, which is uniform, the integrand is a polynomial whose degree is the number of rivals, and 0 if a
+    gap is larger than the noise.
     """
     nodes, weights = _nodes()
     least = np.max([np.zeros(size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
@@ -360,12 +336,7 @@ def noise_deviation(plan: ReleasePlan) -> float:
     return noise_scale(plan) * deviation
 
 
-def signal_to_noise(plan: ReleasePlan, *, rows: float, agreement: float) -> float:
-    """Returns (right - rival) / standard deviation of the noise."""
-    return float(rows * (agreement - (1 - agreement) / 2) / noise_deviation(plan))
-
-
 def agreement_of(shots: float, *, one_shot: float) -> float:
-    """Returns the guessed agreement of rows that see `shots` records: `one_shot` plus .05 per doubling, below .99."""
+    """Returns the guessed agreement of rows with `shots` records: `one_shot` plus .05 per doubling, at most .99."""
     check_real("agreement", one_shot, low=0.0, high=1.0)
     return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))

@@ -1,7 +1,4 @@
-"""Which demonstrations of a labelled pool make the best prompt, by held-back entries of the same pool.
-
-Everything in here is public, so choosing is free. Knows no private record, no teacher, no noise and no budget.
-"""
+"""Searches a labelled pool for the demonstrations that make the best prompt, scored on held-back entries."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from langchain_dpicl.privacy._validate import check_int, check_real, fail
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One prompt that was tried.
+    """One prompt that was scored.
 
     Attributes:
-      places: its demonstrations, as places in the pool, in the order of the prompt.
-      right: held-back entries for which it gave the label of the pool.
-      confidence: mean probability that it gave the labels of the pool.
+      places: positions of its demonstrations in the pool, in the order of the prompt.
+      right: number of held-back entries whose label it predicted.
+      confidence: mean probability of the labels of held-back entries.
     """
 
     places: tuple[int, ...]
@@ -42,24 +39,20 @@ class Candidate:
 
     @classmethod
     def from_dict(cls, state: Any) -> Candidate:
-        """Reads what `to_dict` returned.
-
-        Raises:
-          ConfigurationError: missing or unknown keys, or wrong values.
-        """
-        found = _object("candidate", state, {"places", "right", "confidence"})
-        confidence = check_real("confidence", found["confidence"], low=0.0, high=1.0)
-        return cls(_places("places", found["places"]), check_int("right", found["right"], low=0), confidence)
+        """Reads what `to_dict` returned."""
+        state = _object("candidate", state, {"places", "right", "confidence"})
+        confidence = check_real("confidence", state["confidence"], low=0.0, high=1.0)
+        return cls(_places("places", state["places"]), check_int("right", state["right"], low=0), confidence)
 
 
 @dataclass(frozen=True, slots=True)
 class StudentChoice:
-    """The best prompt that was tried, and all that were tried beside it. Public.
+    """The best prompt, and all prompts that were scored. Public.
 
     Attributes:
-      demonstrations: of the best one, as places in the pool, in the order of the prompt.
-      held_back: places of the entries that candidates were scored on; none is a demonstration of any candidate.
-      candidates: every prompt that was tried.
+      demonstrations: positions of the best prompt's demonstrations in the pool, in the order of the prompt.
+      held_back: positions of the entries that candidates were scored on; none is a demonstration of any candidate.
+      candidates: every prompt that was scored.
     """
 
     demonstrations: tuple[int, ...]
@@ -73,14 +66,14 @@ class StudentChoice:
 
     @property
     def right(self) -> int:
-        """Held-back entries for which the best prompt gave the label of the pool."""
+        """Number of held-back entries whose label the best prompt predicted."""
         return _best(self.candidates).right
 
     @property
     def accuracy(self) -> float:
-        """Share of held-back entries for which the best prompt gave the label of the pool, which may be a wrong one.
+        """Share of held-back entries whose label in the pool, which may be wrong, the best prompt predicted.
 
-        The best of many tries looks better than it is: measure on other inputs what has to be reported.
+        Biased upwards, as the best of many candidates: measure an accuracy for a report on other inputs.
         """
         return self.right / len(self.held_back)
 
@@ -97,20 +90,16 @@ class StudentChoice:
 
     @classmethod
     def from_dict(cls, state: Any) -> StudentChoice:
-        """Reads what `to_dict` returned, and nothing else.
-
-        Raises:
-          ConfigurationError: missing or unknown keys, wrong values, or numbers that do not belong together.
-        """
+        """Reads what `to_dict` returned, and nothing else."""
         keys = {"demonstrations", "held_back", "right", "validated", "accuracy", "candidates"}
-        found = _object("student", state, keys)
-        candidates = tuple(Candidate.from_dict(each) for each in _list("candidates", found["candidates"]))
-        held_back = _places("held_back", found["held_back"])
-        choice = cls(_places("demonstrations", found["demonstrations"]), held_back, candidates)
+        state = _object("student", state, keys)
+        candidates = tuple(Candidate.from_dict(each) for each in _list("candidates", state["candidates"]))
+        held_back = _places("held_back", state["held_back"])
+        choice = cls(_places("demonstrations", state["demonstrations"]), held_back, candidates)
         shown = {place for candidate in candidates for place in candidate.places}
         if choice.demonstrations != _best(candidates).places or not shown.isdisjoint(held_back):
             raise ConfigurationError("student: expected the best candidate, and none of the entries held back.")
-        if any(candidate.right > len(held_back) for candidate in candidates) or choice.to_dict() != dict(found):
+        if any(candidate.right > len(held_back) for candidate in candidates) or choice.to_dict() != dict(state):
             raise ConfigurationError("student: expected counts that fit the candidates.")
         return choice
 
@@ -128,31 +117,27 @@ def choose_student(
     query_of: Callable[[PoolEntry], Query],
     tick: Callable[[], object],
 ) -> Walk[StudentChoice]:
-    """Tries prompts made of labelled entries on other labelled entries, and returns the best.
+    """Scores prompts made of labelled entries on other labelled entries, and returns the best.
 
     Formal guarantees:
       - Reads public entries only and spends nothing. The same entries, numbers and model give the same choice.
       - No held-back entry is a demonstration of any candidate, and none repeats the input of one.
 
-    Each candidate takes labels in turns, so that no label has two demonstrations more than another while entries last.
-    The best has the most labels right; of several, the highest mean probability of the labels; then the first. At most
-    half of the entries are held back, and no more than leave `shots` of them where there are enough.
+    Each candidate takes labels in turns, so that the numbers of demonstrations per label differ by at most one while
+    entries last. The best has the most labels right, then the highest mean probability of the labels; ties go to the
+    first.     At most half of the entries are held back, and so few that `shots` remain if there are enough.
 
     Args:
-      entries: a pool's; those without a label, and those that repeat an earlier input, are passed over.
-      task: what is asked, and how it reads.
-      scorer: reads labels off the model, in the order of `task.labels`.
-      shots: demonstrations of a prompt; fewer where there are not as many.
-      num_candidates: prompts to try; those that come out alike are tried once.
-      num_validation: entries to hold back; fewer where there are not as many.
-      seed: public; another one tries other prompts and holds back other entries.
-      records_of: the fields of an entry with its label, as the wording of examples takes them.
-      query_of: what an entry asks.
-      tick: called after each candidate that was tried.
-
-    Raises:
-      ConfigurationError: a number is out of range, a label is none of the task's, or fewer than two entries have one.
-      ModelCallError: a call of the model failed.
+      entries: entries of a pool; unlabelled ones and repeated inputs are ignored.
+      task: labels and prompt templates.
+      scorer: scores the labels, in the order of `task.labels`.
+      shots: demonstrations of a prompt; fewer if there are not as many.
+      num_candidates: prompts to score; equal ones are scored once.
+      num_validation: entries to hold back; fewer if there are not as many.
+      seed: public; selects the candidates and the held-back entries.
+      records_of: returns the fields of an entry with its label, for the template of examples.
+      query_of: returns the query of an entry.
+      tick: called after each scored candidate.
 
     Source: Duan et al. (2023), Flocks of Stochastic Parrots: the student's prompt.
     """
@@ -161,6 +146,7 @@ def choose_student(
     check_int("seed", seed, low=0)
     labels = _labels(entries, task.labels)
     held_back = _held_back(labels, min(num_validation, len(labels) // 2, max(1, len(labels) - shots)), seed)
+    # Held-back entries are chosen before any candidate, so they are a fair test for all of them.
     free = {place: label for place, label in labels.items() if place not in held_back}
     drawn = (_draw(free, shots, f"{seed}/{number}") for number in range(num_candidates))
     wanted = [task.labels.index(labels[place]) for place in held_back]
@@ -175,13 +161,13 @@ def choose_student(
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Returns the first of those that nothing beats."""
+    """Returns the best candidate; the first of equals."""
     return max(candidates, key=lambda candidate: (candidate.right, candidate.confidence))
 
 
 def _labels(entries: Sequence[PoolEntry], known: tuple[str, ...]) -> dict[int, str]:
-    """Returns the labels of the places that can be used, in order: labelled, each input once."""
-    found: dict[int, str] = {}
+    """Returns the labels of the usable positions, in order: labelled, each input once."""
+    labels: dict[int, str] = {}
     seen: set[frozenset[tuple[str, str]]] = set()
     for place, entry in enumerate(entries):
         key = frozenset(entry.fields.items())
@@ -190,27 +176,27 @@ def _labels(entries: Sequence[PoolEntry], known: tuple[str, ...]) -> dict[int, s
         if entry.label not in known:
             raise fail(f"entries[{place}].label", f"one of {known!r}", entry.label)
         seen.add(key)
-        found[place] = entry.label
-    if len(found) < 2:
+        labels[place] = entry.label
+    if len(labels) < 2:
         advice = "Label more inputs, or add labelled ones with add_public_example."
         raise fail(
-            "entries", "at least two different inputs with a label (one to show, one to hold back)", len(found), advice
+            "entries", "at least two different inputs with a label (one to show, one to hold back)", len(labels), advice
         )
-    return found
+    return labels
 
 
 def _held_back(labels: Mapping[int, str], count: int, seed: int) -> tuple[int, ...]:
-    """Returns `count` places with the labels in proportion, rare labels last, in the order of the pool."""
+    """Returns `count` positions with labels in proportion, rare labels last, in the order of the pool."""
     ranked: list[tuple[float, int, bytes, int]] = []
     for group in _groups(labels, f"{seed}/held back").values():
         size = len(group)
-        # Spread evenly over (0, 1), the members of each group make every beginning of the merged row proportional.
+        # The members of each group are spread evenly over (0, 1), so every prefix of the merged list is proportional.
         ranked.extend(((rank + 0.5) / size, -size, _hash(f"{seed}/{place}"), place) for rank, place in enumerate(group))
     return tuple(sorted(place for *_, place in sorted(ranked)[:count]))
 
 
 def _draw(labels: Mapping[int, str], shots: int, name: str) -> tuple[int, ...]:
-    """Returns the places of one candidate's demonstrations: labels in turns, then in an order of their own."""
+    """Returns the positions of one candidate's demonstrations: labels in turns, then shuffled."""
     groups = _groups(labels, name)
     turns = sorted(groups, key=lambda label: _hash(f"{name}/{label}"))
     most = max(len(group) for group in groups.values())
@@ -219,7 +205,7 @@ def _draw(labels: Mapping[int, str], shots: int, name: str) -> tuple[int, ...]:
 
 
 def _groups(labels: Mapping[int, str], name: str) -> dict[str, list[int]]:
-    """Returns the places of each label, in an order that looks random and depends on `name` alone."""
+    """Returns the positions of each label, in a pseudo-random order that depends on `name` only."""
     groups: dict[str, list[int]] = {}
     for place in _shuffled(labels, name):
         groups.setdefault(labels[place], []).append(place)
@@ -236,8 +222,8 @@ def _hash(text: str) -> bytes:
 
 def _score(rows: NDArray[np.float64], wanted: Sequence[int], width: int) -> tuple[int, float]:
     """Returns the number of rows whose likeliest label is the wanted one, and its mean probability."""
-    if (found := np.shape(rows)) != (len(wanted), width):
-        raise ModelCallError(f"label probabilities: expected shape {(len(wanted), width)}, found {found}.")
+    if (shape := np.shape(rows)) != (len(wanted), width):
+        raise ModelCallError(f"label probabilities: expected shape {(len(wanted), width)}, found {shape}.")
     # A row of zeros names no label; a column behind the labels counts answers that name none.
     right = sum(bool(row.any()) and int(np.argmax(row)) == place for row, place in zip(rows, wanted, strict=True))
     confidence = sum(float(row[place]) for row, place in zip(rows, wanted, strict=True)) / len(wanted)

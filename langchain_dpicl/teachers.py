@@ -1,7 +1,4 @@
-"""Who teaches, and which tickets pay: fresh samples, one sample, or a fixed partition. Reads no record itself.
-
-Every way ends in the curator, which burns the ticket, draws, asks, and adds the noise.
-"""
+"""Draws the teachers of each input and reserves the tickets that pay for them."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ Keep: TypeAlias = Callable[[Release], None]
 
 
 class Teachers:
-    """Teachers of a ticket per input: a fresh secret sample for each, or the same partition again.
+    """Teachers with a ticket per input: a fresh secret sample for each input, or the same partition.
 
     Formal guarantees:
       - One input is one ticket, or one release on a ticket's sample; it is reserved before any private record is read
-        and stays charged once it burnt.
+        and stays charged once it has burnt.
     """
 
     def __init__(
@@ -51,21 +48,16 @@ class Teachers:
 
     @property
     def left(self) -> int:
-        """Inputs that can still be asked about."""
+        """Number of further inputs that the share pays for."""
         return self._share.remaining(LABEL_TEMPLATE)
 
     @property
     def used(self) -> int:
-        """Inputs that the share has paid for so far, by whoever it was."""
+        """Number of inputs that the share has paid for, over all processes."""
         return self.plan.max_queries - self.left
 
     def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
-        """Asks the teachers about one public input (a walk); `keep` gets the release before its ticket is committed.
-
-        Raises:
-          PrivacyBudgetExceededError: nothing is left to pay with.
-          PrivacyBudgetError: the share no longer fits the budget.
-        """
+        """Asks the teachers about one public input (a walk); calls `keep` before the ticket is committed."""
         ticket = self._share.reserve(LABEL_TEMPLATE)
         events.tickets += 1
         try:
@@ -74,11 +66,12 @@ class Teachers:
             events.tickets -= ticket.give_back()
 
     def settle(self) -> None:
-        """Commits what was released so far and is safe by now."""
+        """Commits releases that are stored by now; here every release is committed at once."""
 
     def _how(self, query: Query, ticket: Reservation) -> dict[str, Any]:
         if self.plan.teachers == "fixed" and self._partition is None:
             plan = self.plan.release
+            # Opened once and kept: a partition that is drawn again would be another mechanism.
             self._partition = open_partition(self._private, plan=plan, ledger_id=ticket.ledger_id)
         return {"plan": self.plan.release, "partition": self._partition, **self._question(query)}
 
@@ -88,7 +81,7 @@ class Teachers:
 
 
 class OneSample(Teachers):
-    """Teachers of one secret sample for the whole run: one ticket, burnt by the first input."""
+    """Teachers from one secret sample for the whole run: one ticket, burnt by the first input."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -97,7 +90,7 @@ class OneSample(Teachers):
 
     @property
     def left(self) -> int:
-        """Inputs that can still be asked about."""
+        """Number of further inputs that the share pays for."""
         if self._sample is not None:
             return min(self._sample.left, self._sample.answers_left)
         return self.plan.max_queries * self._share.remaining(SAMPLE_TEMPLATE)
@@ -128,20 +121,21 @@ class OneSample(Teachers):
 
 
 class Tested(Teachers):
-    """Teachers of a partition whose test and answer are paid for apart."""
+    """Teachers of a partition whose tests and answers have separate tickets."""
 
     @property
     def used(self) -> int:
-        """Inputs that the share has paid for so far, by whoever it was."""
+        """Number of inputs that the share has paid for, over all processes."""
         return self.plan.max_queries - self._share.remaining(TEST_TEMPLATE)
 
     @property
     def left(self) -> int:
-        """Inputs that can still be asked about."""
+        """Number of further inputs that the share pays for."""
         return min(self._share.remaining(TEST_TEMPLATE), self._share.remaining(ANSWER_TEMPLATE))
 
     def ask(self, query: Query, events: RunEvents, keep: Keep) -> Walk[None]:
         """Asks; see `Teachers.ask`."""
+        # Both tickets are reserved first: a test without a ticket for its answer could not be completed.
         answer = self._share.reserve(ANSWER_TEMPLATE)
         events.tickets += 1
         try:
@@ -153,15 +147,16 @@ class Tested(Teachers):
         try:
             released = yield from release_once(self._private, test, answer=answer, keep=keep, **self._how(query, test))
         finally:
-            if test.unburnt:  # nothing was read: both go back
+            if test.unburnt:  # no record was read: both are handed back
                 events.tickets -= test.give_back() + answer.give_back()
+        # A test that fails releases no answer, and the curator hands the answer's ticket back.
         events.tickets -= is_unanswered(released)
 
 
 def teachers_of(
     private: PrivateExamples, share: Share, *, plan: LabellingPlan, task: VotingTask, rows: LabelRows
 ) -> Teachers:
-    """Returns the teachers that a plan asks for."""
+    """Returns the teachers of a plan."""
     is_tested = isinstance(plan.release.mechanism, ConfidentGNMaxMechanism)
     kind: type[Teachers] = OneSample if plan.teachers == "one_sample" else Teachers
     if plan.teachers == "fixed" and is_tested:

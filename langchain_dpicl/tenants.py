@@ -1,10 +1,4 @@
-"""Who asks: caps per tenant, and what each tenant was told before. Knows no budget, no record and no model.
-
-A tenant is a name in `config["configurable"]`. Its cap only ever refuses: what a data set may release is the ledger's
-word, whatever names callers give themselves. The ledger counts the tickets of each tenant too, over all processes;
-what is counted here is what is under way, and refuses sooner. What is remembered is released, hence public, and dies
-with the process; `_query_memo` keeps it for longer.
-"""
+"""Caps the charged queries of each tenant, and caches the answers of each tenant in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +27,11 @@ _MOST_TENANTS = 1024
 
 SPECS = [
     ConfigurableFieldSpec(
-        id=TENANT, annotation=str, default="", name="Tenant", description="Who asks; memo and caps are per tenant."
+        id=TENANT,
+        annotation=str,
+        default="",
+        name="Tenant",
+        description="The tenant of the query; caches and caps are per tenant.",
     ),
     ConfigurableFieldSpec(
         id=TENANT_CAP,
@@ -47,19 +45,19 @@ SPECS = [
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks, and how many charged queries that one may have; None: as many as the ledger allows."""
+    """A tenant and the cap on its charged queries; None: as many as the ledger allows."""
 
     name: str
     cap: int | None
 
     @property
     def known_as(self) -> str | None:
-        """What the ledger calls it: None for nobody in particular, whom it counts all the same."""
+        """The name in the ledger; None for queries without a tenant, which are counted too."""
         return self.name or None
 
 
 class Seat:
-    """A place among a tenant's charged queries; kept unless it is known that nothing was charged."""
+    """One of a tenant's charged queries; released only if it is known that nothing was charged."""
 
     __slots__ = ("charged",)
 
@@ -68,16 +66,16 @@ class Seat:
 
 
 class Tenants:
-    """Caps and memos by tenant; shared by all copies of one component, so a copy is the thing itself.
+    """Caps and cached answers by tenant; copying returns the same object, so all copies of a component share it.
 
     Formal guarantees:
-      - At most `cap` queries of a tenant hold a seat at once or were charged before, in this process.
-      - What one tenant was told is never returned to another, and pushes nothing of another's out of its memo.
-      - Memory is bounded: `memo_size` answers for each of the 1,024 tenants heard last.
+      - In this process, the queries of a tenant that hold a seat or were charged are at most `cap`.
+      - Answers of one tenant are never returned to another, and never evict another's answers.
+      - Memory is bounded: `memo_size` answers for each of the 1,024 most recent tenants.
 
     Args:
       max_queries: cap of every tenant; None: none.
-      memo_size: answers kept per tenant; 0: none.
+      memo_size: answers cached per tenant; 0: none.
     """
 
     def __init__(self, *, max_queries: int | None = None, memo_size: int = 0) -> None:
@@ -90,40 +88,28 @@ class Tenants:
         self._told: OrderedDict[str, OrderedDict[Hashable, Any]] = OrderedDict()
 
     def of(self, config: Mapping[str, Any]) -> Tenant:
-        """Returns who asks, by the run's config.
-
-        Raises:
-          ConfigurationError: the name is no short text, or the cap no whole number.
-        """
-        given = config.get("configurable")
-        if not given:
+        """Returns the tenant that a run's config names."""
+        configurable = config.get("configurable")
+        if not configurable:
             return self._nobody
-        name, cap = given.get(TENANT), given.get(TENANT_CAP)
+        name, cap = configurable.get(TENANT), configurable.get(TENANT_CAP)
         name = "" if name is None else name
         if not isinstance(name, str) or len(name) > _MOST_NAME:
             raise fail(TENANT, f"a text of at most {_MOST_NAME} characters", type(name).__name__)
         if not is_written(name):
-            raise fail(TENANT, "a text that can be written as UTF-8", "half of a character", "Decode the name anew.")
+            raise fail(TENANT, "a text that can be written as UTF-8", "a lone surrogate", "Decode the name again.")
         caps = [self.max_queries, None if cap is None else check_int(TENANT_CAP, cap, low=0)]
         return Tenant(name, min((limit for limit in caps if limit is not None), default=None))
 
     def refuse_beyond_cap(self, tenant: Tenant) -> None:
-        """Does nothing where the tenant may take a seat now.
-
-        Raises:
-          TenantCapExceededError: the tenant's cap is reached.
-        """
+        """Raises if the tenant's cap is reached."""
         if tenant.cap is not None and self.used(tenant.name) >= tenant.cap:
             msg = f"tenant {tenant.name!r}: requested 1 query, remaining 0 of {tenant.cap} in this process."
             raise TenantCapExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
 
     @contextmanager
     def seat(self, tenant: Tenant) -> Iterator[Seat]:
-        """Takes a place among the tenant's queries for the block.
-
-        Raises:
-          TenantCapExceededError: the tenant's cap is reached; nothing was charged.
-        """
+        """Takes a seat of the tenant for the block."""
         seat = Seat()
         with self._lock:
             self.refuse_beyond_cap(tenant)
@@ -135,11 +121,11 @@ class Tenants:
                 self._give_up(tenant.name)
 
     def used(self, name: str) -> int:
-        """Returns how many queries of a tenant were charged or are under way."""
+        """Returns the number of a tenant's queries that were charged or are running."""
         return self._used.get(name, 0)
 
     def recall(self, tenant: Tenant, key: Hashable) -> Any:
-        """Returns what the tenant was told before, or None."""
+        """Returns the tenant's cached outcome, or None."""
         with self._lock:
             memo = self._told.get(tenant.name)
             if memo is None or key not in memo:
@@ -148,32 +134,33 @@ class Tenants:
             memo.move_to_end(key)
             return memo[key]
 
-    def remember(self, tenant: Tenant, key: Hashable, told: Any) -> None:
-        """Keeps what the tenant was told, in place of the oldest of its answers."""
+    def remember(self, tenant: Tenant, key: Hashable, outcome: Any) -> None:
+        """Caches an outcome, evicting the tenant's oldest one if the cache is full."""
         if not self.memo_size:
             return
         with self._lock:
             memo = self._told.setdefault(tenant.name, OrderedDict())
             self._told.move_to_end(tenant.name)
-            memo[key] = told
+            memo[key] = outcome
             memo.move_to_end(key)
             if len(memo) > self.memo_size:
                 memo.popitem(last=False)
+            # Names come from callers: without this bound they could fill the memory.
             if len(self._told) > _MOST_TENANTS:
                 self._told.popitem(last=False)
 
-    def forget(self, tenant: Tenant, key: Hashable, told: Any) -> None:
-        """Forgets what the tenant was told, unless something else was remembered since."""
+    def forget(self, tenant: Tenant, key: Hashable, outcome: Any) -> None:
+        """Removes an outcome from the cache, unless another one replaced it."""
         with self._lock:
             memo = self._told.get(tenant.name)
-            if memo is not None and memo.get(key) is told:
+            if memo is not None and memo.get(key) is outcome:
                 del memo[key]
 
     @contextmanager
     def turn(self, tenant: Tenant, key: Hashable) -> Iterator[Gate | None]:
-        """Holds one gate for all who ask the same at the same time, so that the others are told what the first was.
+        """Yields the gate that concurrent equal queries share, so that one is charged and the others read the cache.
 
-        The gate is made here, and entered by whoever asks; None without a memo.
+        The caller enters the gate; None without a cache.
         """
         if not self.memo_size:
             yield None
@@ -195,7 +182,7 @@ class Tenants:
     def _give_up(self, name: str) -> None:
         with self._lock:
             self._used[name] -= 1
-            if not self._used[name]:
+            if not self._used[name]:  # keeps the counter from growing with names that charged nothing
                 del self._used[name]
 
     def __copy__(self) -> Self:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from langchain_dpicl._cost import with_noise_for
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -24,7 +25,6 @@ from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH,
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, step_release, training_tickets
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
-from langchain_dpicl.query_planning import with_noise_for
 
 __all__ = ["STEP_TEMPLATE", "TrainingCost", "TrainingPlan", "plan_training", "steps_of"]
 

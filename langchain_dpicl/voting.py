@@ -1,14 +1,11 @@
-"""DPVotingRunnable: one private label per query, by a noisy majority of prompted rows (Panda et al. 2023).
-
-Knows labels, wording and plans; rows, sums and noise are the curator's.
-"""
+"""Answers each query with a label: a noisy majority of few-shot prompts made of private records (Panda et al. 2023)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig
@@ -18,6 +15,7 @@ from typing_extensions import override
 from langchain_dpicl._cost import Cost
 from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
 from langchain_dpicl._voting_options import (
+    VoteOutcome,
     Votes,
     VotingTask,
     check_abstention,
@@ -30,6 +28,7 @@ from langchain_dpicl._voting_options import (
 )
 from langchain_dpicl.asking import Query
 from langchain_dpicl.backends.walk import Walk
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.privacy._validate import check_choice, fail
@@ -37,7 +36,7 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.shares import Reservation
+from langchain_dpicl.privacy.shares import Reservation, Share
 from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
 from langchain_dpicl.querying import Exhausted, QueryRunnable
 from langchain_dpicl.receipts import Receipt, VotingResult
@@ -47,24 +46,75 @@ from langchain_dpicl.run_events import tells_refusals
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tenants import Tenants
 
-Outcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
-"""Place of the label (None: abstained) and the noisy votes, if they were released."""
+
+class LabelRunnable(QueryRunnable):
+    """Base of Runnables whose answers are labels that private prompts vote for."""
+
+    task: Any = Field(exclude=True, repr=False)
+    """Labels and prompt templates: a `VotingTask`. Public."""
+
+    rows: Any = Field(exclude=True, repr=False)
+    """The `LabelRows` that turn prompts into votes."""
+
+    with_scores: bool = False
+    """Whether noisy votes are returned with the label."""
+
+    abstain_label: str = "abstain"
+    """The answer when no label has enough votes."""
+
+    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"with_scores"}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every label an answer can have; of labels with equal probability a row votes for the first."""
+        return tuple(self.task.labels)
+
+    def cost(self, **tokens: int) -> Cost:
+        """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
+        cost: Cost = self.plan.cost(calls_per_row=1 + len(self.task.content_free), **tokens)
+        return cost
+
+    @property
+    @override
+    def _purpose(self) -> str:
+        return f"Answers with one of: {', '.join(self.labels)}. Uses private records, under differential privacy."
+
+    @property
+    @override
+    def _gives_receipts(self) -> bool:
+        return self.with_scores or super()._gives_receipts
+
+    @override
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[VoteOutcome]:
+        row = prepared[1]
+        # A row of zeros names no label.
+        return (int(np.argmax(row)) if row.any() else None), None
+        yield  # makes this a generator
+
+    def _result(self, outcome: VoteOutcome) -> dict[str, Any]:
+        """Returns the fields that the typed results of all such Runnables share."""
+        place, votes = outcome
+        return {
+            "label": self.abstain_label if place is None else self.labels[place],
+            "abstained": place is None,
+            "scores": dict(zip(self.labels, votes, strict=True)) if self.with_scores and votes else None,
+        }
 
 
-class DPVotingRunnable(QueryRunnable):
+class DPVotingRunnable(LabelRunnable):
     r"""Answers each query with a label that many private few-shot prompts voted for, under differential privacy.
 
-    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt with the
-    query behind it, each prompt votes, and noise on every declared label decides. Only the label leaves, or, with
-    `with_scores=True`, the noisy votes as well.
+    For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
+    ends with the query, each prompt votes, and noise is added to the votes of every declared label. Only the label
+    with the most noisy votes is released, or, with `with_scores=True`, the noisy votes as well.
 
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
         delta, for adaptively chosen queries; epsilon is an upper bound.
-      - Noise is added for every declared label, whatever was voted; a row that fails votes for nothing.
+      - Noise is added for every declared label, with or without votes; a row that fails votes for nothing.
 
     Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
-    wording's variables. Queries are public: they are not protected, whatever they hold; the private records are.
+    wording's variables. Queries are public: only the private records are protected.
 
     Example:
       >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
@@ -77,22 +127,8 @@ class DPVotingRunnable(QueryRunnable):
       True
     """
 
-    task: Any = Field(exclude=True, repr=False)
-    """What is voted on, and how it reads: a `VotingTask`. Public."""
-
-    rows: Any = Field(exclude=True, repr=False)
-    """What prompts say about labels."""
-
-    with_scores: bool = False
-    """Whether noisy votes are released with the label."""
-
     abstain_below: float | None = None
-    """Share of the expected votes that an answer needs; None: the best label is always the answer."""
-
-    abstain_label: str = "abstain"
-    """The answer where no label has enough votes."""
-
-    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"with_scores"}
+    """Share of the expected votes that an answer needs; None: the label with the most noisy votes is the answer."""
 
     @classmethod
     @tells_refusals("DPVotingRunnable")
@@ -135,14 +171,14 @@ class DPVotingRunnable(QueryRunnable):
         component: str | None = None,
         name: str | None = None,
     ) -> DPVotingRunnable:
-        """Plans the noise, declares the share and returns a Runnable that has not spent anything yet.
+        """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
           llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
-            It SEES the private prompts.
+            It receives the private prompts.
           max_queries: queries that the share pays for.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
@@ -151,8 +187,8 @@ class DPVotingRunnable(QueryRunnable):
           noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           example_prompt: template of one record; by default text and label on a line each.
           prefix: template before the examples.
-          suffix: template of the query, behind the examples; the label is what follows. By default as the example.
-          example_separator: stands between the parts.
+          suffix: template of the query, after the examples; the label is what follows. By default as the example.
+          example_separator: text between the parts.
           labels: the answers; by default the declared labels of the examples.
           verbalizers: label to the text or texts that stand for it in prompts and answers, taken verbatim; the first
             one is shown in the examples. By default a space and the label.
@@ -168,24 +204,24 @@ class DPVotingRunnable(QueryRunnable):
           abstain_below: share of the expected votes, in (0, 1], under which `abstain_label` is the answer: a further
             candidate with a constant score, or a threshold on the noisy votes ("gaussian"); either costs nothing.
           abstain_label: the answer then.
-          rows: "units" (every sampled unit is a one-shot prompt) or "slots" (k-shot prompts). Where neither this nor
-            the next two are given, the planner compares at constant records and takes the best.
+          rows: "units" (every sampled unit is a one-shot prompt) or "slots" (k-shot prompts). If this and the next two
+            are None, the planner compares designs at a constant number of records and takes the best.
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
           sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
           overfill: expected units per shot of a slot.
-          on_exhausted: "raise", or "zero_shot": answer without private records, free, and say so in the receipt.
+          on_exhausted: "raise", or "zero_shot": answer without private records, for free; the receipt says so.
           max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
             before any call. None: as a record's text, `private.max_chars`.
-          memo_size: answers remembered per tenant and told again for free; 0: every query is charged.
-          memo: where answers outlive the process, so that another one tells them again for free: the path of a SQLite
-            file (made if there is none), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a durable
-            ledger.
+          memo_size: answers cached per tenant; cache hits are not charged. 0: every query is charged.
+          memo: a store of answers that outlives the process, so that another process returns them for free: the path of
+            a SQLite file (created if missing), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a
+            durable ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
           with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
           progress: whether batches show a bar; None: on a terminal.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
           name: the Runnable's name in traces.
 
         Raises:
@@ -215,7 +251,7 @@ class DPVotingRunnable(QueryRunnable):
         check_flags(**shown)
         check_abstention(task.labels, abstain_below, abstain_label)
         tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        kept = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        store = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         plan = _plan(
             private,
@@ -229,16 +265,14 @@ class DPVotingRunnable(QueryRunnable):
             adjacency=spender.adjacency,
             max_queries=max_queries,
         )
-        task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
+        # Built after the plan: whether rows are calibrated depends on the shots that the planner chose.
+        task, scorer, reading = reader_of(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
         released = {"with_scores": with_scores, "abstain_below": abstain_below}
-        public = {**plan.to_dict(), **task.to_dict(), **reads, **released}
-        called = component if component is not None else spender.fresh_name("voting")
+        public = {**plan.to_dict(), **task.to_dict(), **reading, **released}
+        component = component if component is not None else spender.fresh_name("voting")
         share = declare_share(
-            private, spender, plan, component=called, epsilon=epsilon, public=public, engines=[scorer]
+            private, spender, plan, component=component, epsilon=epsilon, public=public, engines=[scorer]
         )
-        seen = {**public, "reader": traits_of(llm)}
-        told = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=seen)
-        unpacked = partial(unpacked_votes, width=len(task.labels))
         return cls(
             private=private,
             budget=spender,
@@ -251,31 +285,15 @@ class DPVotingRunnable(QueryRunnable):
             abstain_label=abstain_label,
             on_exhausted=on_exhausted,
             tenants=tenants,
-            memo=None if kept is None else AnswerMemo(kept, scope=told, packed=packed_votes, unpacked=unpacked),
+            memo=vote_memo(store, task, llm, private=private, public=public, budget=spender, share=share),
             **shown,
         )
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Every label an answer can have, in the order that breaks ties of rows."""
-        return tuple(self.task.labels)
-
-    def cost(self, **tokens: int) -> Cost:
-        """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
-        calls = 1 + len(self.task.content_free)
-        cost: Cost = self.plan.cost(calls_per_row=calls, **tokens)
-        return cost
-
-    @property
-    @override
-    def _purpose(self) -> str:
-        return f"Answers with one of: {', '.join(self.labels)}. Rests on private examples, under differential privacy."
 
     @override
     def configurable_fields(self, **kwargs: Any) -> Any:
         if "with_scores" in kwargs and self.plan.release.mechanism.name != "gaussian":
-            found = self.plan.release.mechanism.name
-            raise fail("configurable_fields", "with_scores beside mechanism='gaussian' only", found)
+            mechanism = self.plan.release.mechanism.name
+            raise fail("configurable_fields", "with_scores beside mechanism='gaussian' only", mechanism)
         return super().configurable_fields(**kwargs)
 
     @property
@@ -283,14 +301,9 @@ class DPVotingRunnable(QueryRunnable):
     def OutputType(self) -> Any:
         return VotingResult if self._gives_receipts else str
 
-    @property
-    @override
-    def _gives_receipts(self) -> bool:
-        return self.with_scores or super()._gives_receipts
-
     @override
     def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
-        """Asks the public prompt: the only sign of an outage, and the zero-shot answer."""
+        """Asks the public prompt, which detects an outage before a ticket is charged and gives the zero-shot answer."""
         render = self.wording.renderer(self.task.queries(query))
         row = yield self.rows.ask_public(render(()))
         return render, row
@@ -298,7 +311,7 @@ class DPVotingRunnable(QueryRunnable):
     @override
     def _released(
         self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
-    ) -> Walk[Outcome]:
+    ) -> Walk[VoteOutcome]:
         released = yield from release_once(
             self.private,
             ticket,
@@ -310,7 +323,7 @@ class DPVotingRunnable(QueryRunnable):
         )
         return self._outcome(released)
 
-    def _outcome(self, released: Release) -> Outcome:
+    def _outcome(self, released: Release) -> VoteOutcome:
         if released.values is None:  # an index: of a label, or of the constant candidate behind them
             return (released.index if released.index in range(len(self.labels)) else None), None
         votes = tuple(float(value) for value in released.values)
@@ -320,25 +333,29 @@ class DPVotingRunnable(QueryRunnable):
         return best, votes
 
     @override
-    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[Outcome]:
-        row = prepared[1]
-        return (int(np.argmax(row)) if row.any() else None), None
-        yield  # a walk that asks nothing
-
-    @override
-    def _shown(self, outcome: Outcome, receipt: Receipt | None) -> str | VotingResult:
-        place, votes = outcome
-        label = self.abstain_label if place is None else self.labels[place]
+    def _shown(self, outcome: VoteOutcome, receipt: Receipt | None) -> str | VotingResult:
+        result = self._result(outcome)
         if receipt is None:
-            return label
-        is_shown = self.with_scores and votes is not None
-        return VotingResult(
-            label=label,
-            abstained=place is None,
-            scores=dict(zip(self.labels, votes, strict=True)) if is_shown and votes else None,
-            expected_votes=self.plan.expected_rows,
-            receipt=receipt,
-        )
+            return str(result["label"])
+        return VotingResult(**result, expected_votes=self.plan.expected_rows, receipt=receipt)
+
+
+def vote_memo(
+    store: ReleaseMemo | None,
+    task: VotingTask,
+    llm: Any,
+    *,
+    private: PrivateExamples,
+    public: Mapping[str, Any],
+    budget: Budget,
+    share: Share,
+) -> AnswerMemo | None:
+    """Returns the cache of a component's votes in a memo; None: there is no memo."""
+    if store is None:
+        return None
+    scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public={**public, "reader": traits_of(llm)})
+    unpacked = partial(unpacked_votes, width=len(task.labels))
+    return AnswerMemo(store, scope=scope, packed=packed_votes, unpacked=unpacked)
 
 
 def _plan(
@@ -354,7 +371,7 @@ def _plan(
     """Plans the votes; `terms` are epsilon, delta, adjacency and max_queries."""
     size, width = private.public_size_of(None), len(task.labels)
     shape = design or recommended_design(size, labels=width, mechanism=mechanism, **terms)
-    # With a noisy vector a threshold on it does the same; among noisy scores it takes a candidate of its own.
+    # A released vector can be compared with a threshold afterwards; a released index needs a candidate to abstain with.
     is_candidate = abstain_below is not None and mechanism != "gaussian"
     constants = (float(abstain_below or 0.0) * expected_rows(shape, size),) if is_candidate else ()
     return plan_queries(

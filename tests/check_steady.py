@@ -27,7 +27,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # Two workers for each processor: beside as many processes of load, the suite gets two thirds of the machine.
-WHOLE = ("-n", str(2 * (os.cpu_count() or 1)), "--dist", "worksteal", "-m", "not planted and not audited and not benches")
+WHOLE = (
+    "-n",
+    str(2 * (os.cpu_count() or 1)),
+    "--dist",
+    "worksteal",
+    "-m",
+    "not planted and not audited and not benches",
+)
 TESTS_FAILED = 1  # pytest's exit codes: 0 all passed, 1 some failed; all others are no run
 FIRST_LINE = 160
 

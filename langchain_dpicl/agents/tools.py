@@ -13,6 +13,7 @@ from langchain_core.runnables.config import ensure_config, merge_configs, var_ch
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel
 
+from langchain_dpicl._query_plan import QUERY_TEMPLATE
 from langchain_dpicl._wrappers import QueryTool
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import may_wait
@@ -22,7 +23,6 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.querying import QueryRunnable
 from langchain_dpicl.tenants import TENANT, TENANT_CAP
 

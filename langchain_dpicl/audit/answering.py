@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from langchain_dpicl._query_plan import QUERY_TEMPLATE
 from langchain_dpicl.audit.components import QUERY, helper_of, share_of, voter_of
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.query_planning import QUERY_TEMPLATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

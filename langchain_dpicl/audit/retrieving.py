@@ -14,6 +14,7 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
+from langchain_dpicl._query_plan import QUERY_TEMPLATE
 from langchain_dpicl.audit.games import Game
 from langchain_dpicl.audit.laws import vector_law
 from langchain_dpicl.audit.readers import MARK, ReadVotes
@@ -22,7 +23,6 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
-from langchain_dpicl.query_planning import QUERY_TEMPLATE
 from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
 
 YES, NO = "1,0", "0,1"

@@ -6,7 +6,7 @@ A walk is a generator that yields asks and receives their answers. Knows nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -29,6 +29,22 @@ class Ask(Protocol):
 
 
 Walk: TypeAlias = Generator[Ask, Any, T]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Call:
+    """Calls a function, or awaits its asynchronous twin."""
+
+    call: Callable[[], Any]
+    acall: Callable[[], Awaitable[Any]]
+
+    def run(self) -> Any:
+        """Answers, blocking."""
+        return self.call()
+
+    async def arun(self) -> Any:
+        """Answers, awaiting."""
+        return await self.acall()
 
 
 @dataclass(frozen=True, slots=True)

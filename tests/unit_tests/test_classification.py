@@ -680,7 +680,7 @@ async def test_votes_are_certain_and_go_to_the_label_that_is_written():
 
 
 def test_votes_cannot_be_calibrated():
-    with pytest.raises(ConfigurationError, match=r"calibrate.*no probability"):
+    with pytest.raises(ConfigurationError, match=r"calibrate.*not probabilities"):
         classifier(voter({}), calibrate=True)
     assert classifier(voter({}), calibrate=False).calibration(PROMPT) is None
 

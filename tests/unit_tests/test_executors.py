@@ -511,12 +511,12 @@ class TestALedgerOrMemo:
 
 class TestWhatAWorkerHas:
     def test_has_to_be_the_model_of_the_plan(self, house: House) -> None:
-        with pytest.raises(ConfigurationError, match="another in"):
+        with pytest.raises(ConfigurationError, match="differences in"):
             house.synthesizer(house.crew(options={"name": "other"})).run(progress=False)
         assert lines(house, RESERVE) == 0
 
     def test_has_to_be_the_model_of_the_plan_for_labels_too(self, house: House) -> None:
-        with pytest.raises(ConfigurationError, match=r"another in \['model'\]"):
+        with pytest.raises(ConfigurationError, match=r"differences in \['model'\]"):
             house.labeler(house.crew(options={"name": "other"}), ["one"]).run(progress=False)
         assert lines(house, RESERVE) == 0
 

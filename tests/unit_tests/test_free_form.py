@@ -270,7 +270,7 @@ PUBLIC_FAULTS: dict[str, tuple[Callable[[], DPFreeFormRunnable], type[DPICLError
     "a model that always says the same": (
         lambda: embedding(candidates=None, llm=EmbeddedLLM(), num_candidates=3),
         ConfigurationError,
-        r"found [01].*candidates= of your own",
+        r"found [01].*your own candidates=",
     ),
     "a public model that writes no text": (
         lambda: embedding(candidates=None, candidates_llm=RunnableLambda(len), num_candidates=2),

@@ -591,7 +591,7 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
     ]
     for other in others:
         options = {"budget": budget, "checkpoint": path, "max_queries": 2, **other}
-        with pytest.raises(ConfigurationError, match="checkpoint: expected labels of this very run"):
+        with pytest.raises(ConfigurationError, match="checkpoint: expected labels of the same run"):
             labeler(private, **options)
         assert (lines(budget), budget.remaining_epsilon) == (before, left)
     for elsewhere, name in ((house(), "ledger_id"), (house("replace_one"), "adjacency")):
@@ -738,7 +738,7 @@ def test_a_call_from_within_a_call_is_refused_before_it_pays() -> None:
     seen: list[str] = []
 
     def within() -> None:
-        with pytest.raises(ConfigurationError, match="from within another"):
+        with pytest.raises(ConfigurationError, match="inside another"):
             made.label("in between")
         seen.append("refused")
 

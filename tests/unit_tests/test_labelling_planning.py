@@ -12,7 +12,7 @@ import pytest
 from langchain_dpicl import signal
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.labelling_planning import LabellingPlan, max_answers_for, plan_labelling, rejection
+from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling, rejection
 from langchain_dpicl.labelling_proposals import compare_teachers, propose_labelling
 from langchain_dpicl.planning import plan_generation
 from langchain_dpicl.privacy import accounting
@@ -188,19 +188,6 @@ class TestConfidentGNMax:
         with pytest.raises(ConfigurationError, match="noise_multiplier: expected None"):
             priced(3.0, mechanism=confident("units"))
 
-    def test_as_many_answers_as_fit_are_found(self) -> None:
-        terms = {"mechanism": confident(test=100), "max_queries": 50, "delta": 1e-6, "teachers": "fixed"}
-        terms |= {"adjacency": "replace_one", "width": 3}
-
-        def cost(answers: int) -> float:
-            return plan_labelling(SST2, epsilon=None, max_answers=answers, **terms).epsilon
-
-        found = max_answers_for(SST2, epsilon=1.5, **terms)
-        assert 1 < found < 50
-        assert cost(found) <= 1.5 < cost(found + 1)
-        assert max_answers_for(SST2, epsilon=100.0, **terms) == 50
-        assert max_answers_for(SST2, epsilon=0.01, **terms) == 0
-
     def test_the_report_names_both_noises_in_votes(self) -> None:
         shown = json.loads(json.dumps(fixed(max_answers=7).to_dict()))
         assert (shown["threshold"], shown["test_noise_scale"], shown["max_answers"]) == (180.0, 1.0, 7)
@@ -213,7 +200,7 @@ class TestPublicFaults:
         ("given", "said"),
         [
             ({"teachers": "old"}, "teachers: expected one of"),
-            ({"teachers": "fixed", "design": DEALT}, "Take teachers='fresh'"),
+            ({"teachers": "fixed", "design": DEALT}, "Use teachers='fresh'"),
             ({"teachers": "fixed", "adjacency": "replace_one", "design": TWENTY}, "sampling: expected 'partition'"),
             ({"design": DEALT, "adjacency": "replace_one"}, "sampling: expected 'poisson' or 'fixed' with teachers"),
             ({"design": dataclasses.replace(DEALT, sampling="fixed")}, "sampling: expected 'poisson'"),

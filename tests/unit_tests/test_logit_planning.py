@@ -38,7 +38,7 @@ from langchain_dpicl.recommendation import (
     thriftiest,
 )
 from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import chance_of_right_index, occupancy, token_signal
+from langchain_dpicl.signal import occupancy, token_signal
 from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.token_rules import LOGIT_MECHANISMS, TOKEN_MECHANISMS, TokenRule
 
@@ -69,7 +69,9 @@ class TestExpectedSignal:
     def test_is_the_softmax_of_what_is_clipped_and_added_by_hand(
         self, mechanism: str, parameters: dict[str, float], expected: float
     ) -> None:
-        assert chance_of_right_index(release_of(mechanism, **parameters), **GUESS) == pytest.approx(expected, abs=2e-6)
+        assert token_signal(release_of(mechanism, **parameters), **GUESS)["right_token_prob"] == pytest.approx(
+            expected, abs=2e-6
+        )
 
     @pytest.mark.parametrize("mechanism", LOGIT_MECHANISMS)
     def test_is_what_released_tokens_are(self, mechanism: str) -> None:
@@ -80,7 +82,7 @@ class TestExpectedSignal:
         rows[:8] = np.log([0.6, 0.2, 0.2]) + shift
         total = plan.bound(rows, width=3, public=np.log([0.15, 0.425, 0.425]))
         seen = np.mean([int(plan.mechanism.release(total, rng=SYSTEM_RANDOM).index == 0) for _ in range(3000)])
-        chance = chance_of_right_index(plan, **GUESS)
+        chance = token_signal(plan, **GUESS)["right_token_prob"]
         assert seen == pytest.approx(chance, abs=6 * math.sqrt(chance * (1 - chance) / 3000))
 
     def test_at_unlimited_epsilon_it_is_the_softmax_of_unclipped_scores(self) -> None:
@@ -101,7 +103,7 @@ class TestExpectedSignal:
     @pytest.mark.parametrize("mechanism", LOGIT_MECHANISMS)
     def test_certain_rows_are_no_trouble(self, mechanism: str, agreement: float) -> None:
         plan = release_of(mechanism, temperature=1.0)
-        assert 0.0 <= chance_of_right_index(plan, rows=8.0, agreement=agreement, candidates=50) <= 1.0
+        assert 0.0 <= token_signal(plan, rows=8.0, agreement=agreement, candidates=50)["right_token_prob"] <= 1.0
 
     def test_the_public_guess_is_stated_and_does_not_grow_with_the_shots(self) -> None:
         design = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl import planning
+from langchain_dpicl import _cost
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning import Segment, plan_generation
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
@@ -15,7 +15,7 @@ from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.recommendation import compare
 from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import agreement_of, chance_of_right_index, occupancy, votes
+from langchain_dpicl.signal import agreement_of, occupancy, token_signal, votes
 from langchain_dpicl.token_rules import release_plan
 
 SIZES = {"a": 1000, "b": 4000}
@@ -150,7 +150,7 @@ class TestSignal:
     def test_the_chance_of_the_right_index_matches_simulation(self, mechanism: str) -> None:
         """20,000 draws: the closed form lies within 6 standard errors (false alarms below 1e-8)."""
         plan = release_plan(PoissonUnits(sampling_rate=0.1), mechanism=mechanism, noise_multiplier=4.0)
-        chance = chance_of_right_index(plan, rows=40, agreement=0.5, candidates=50)
+        chance = token_signal(plan, rows=40, agreement=0.5, candidates=50)["right_token_prob"]
         generator = np.random.default_rng(0)
         draw = {"gumbel": stats.gumbel_r, "gaussian": stats.norm, "permute_and_flip": stats.expon}[mechanism]
         noise = draw.rvs(size=(20_000, 50), random_state=generator) * 4.0
@@ -161,8 +161,8 @@ class TestSignal:
         """More rows of fewer shots: 10 x 4 at 80 % agreement against 40 x 1 at 70 %."""
         few = release_plan(PoissonSlots(sampling_rate=0.1, num_slots=10, shots_per_slot=4), noise_multiplier=1.0)
         many = release_plan(PoissonSlots(sampling_rate=0.1, num_slots=40, shots_per_slot=1), noise_multiplier=1.0)
-        right_few = chance_of_right_index(few, rows=10, agreement=0.8, candidates=2)
-        right_many = chance_of_right_index(many, rows=40, agreement=0.7, candidates=2)
+        right_few = token_signal(few, rows=10, agreement=0.8, candidates=2)["right_token_prob"]
+        right_many = token_signal(many, rows=40, agreement=0.7, candidates=2)["right_token_prob"]
         assert right_many > right_few
 
 
@@ -207,8 +207,8 @@ class TestOneDealForAWholeRun:
         assert plans[0].release.redraw_every == 25
 
     def test_is_compared_with_others_from_any_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(planning, "_calibrated", lambda plan, epsilon: plan)  # prices do not matter here
-        monkeypatch.setattr(planning.accounting, "epsilon_upper_bound", lambda *_, **__: 1.0)
+        monkeypatch.setattr(_cost.accounting, "calibrate", lambda *_, **__: 1.0)  # prices do not matter here
+        monkeypatch.setattr(_cost.accounting, "epsilon_upper_bound", lambda *_, **__: 1.0)
         given = {"epsilon": 4.0, "delta": 1e-5, "shots_per_label": 3, "max_tokens": 25}
         options = compare({None: 4000}, base=RowDesign.choose(sampling="disjoint"), **given)
         dealt = [option for option in options if option.plan.design.sampling == "disjoint"]

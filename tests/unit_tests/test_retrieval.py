@@ -360,7 +360,7 @@ def test_balances_in_a_file_are_shared_by_whoever_opens_them(tmp_path: Path) -> 
 def test_a_new_process_without_its_balances_is_refused(tmp_path: Path) -> None:
     durable(tmp_path, path=None).invoke("cough")
     ledger._IDENTITIES.clear()
-    with pytest.raises(PrivacyBudgetExceededError, match="gone with it"):
+    with pytest.raises(PrivacyBudgetExceededError, match="lost with it"):
         durable(tmp_path, path=None).invoke("cough")
 
 
@@ -368,7 +368,7 @@ def test_a_lost_file_is_not_made_anew(tmp_path: Path) -> None:
     durable(tmp_path).invoke("cough")
     (tmp_path / "balances.db").unlink()
     ledger._IDENTITIES.clear()
-    with pytest.raises(PrivacyBudgetExceededError, match="The file of balances is a new one"):
+    with pytest.raises(PrivacyBudgetExceededError, match="The file of balances is new"):
         durable(tmp_path).invoke("cough")
 
 

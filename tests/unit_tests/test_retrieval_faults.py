@@ -166,7 +166,7 @@ def test_who_comes_while_another_process_pays_takes_up_what_it_paid_for(
 def test_a_process_that_died_with_the_ticket_leaves_no_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(filters, "_PATIENCE", 0.05)
     durable(tmp_path).share.reserve(FILTER_TEMPLATE).burn()
-    with pytest.raises(PrivacyBudgetExceededError, match="gone with it"):
+    with pytest.raises(PrivacyBudgetExceededError, match="lost with it"):
         durable(tmp_path).invoke("cough")
 
 
@@ -305,7 +305,7 @@ def test_balances_that_are_gone_are_told_also_where_answers_would_go_on_without_
     given: dict[str, Any] = {"balances": None, "on_exhausted": "zero_shot"}
     assert durable(tmp_path, **given).invoke("cough").receipt.source == "release"
     for on_exhausted in ("zero_shot", "raise"):
-        with pytest.raises(PrivacyBudgetExceededError, match="gone with it") as told:
+        with pytest.raises(PrivacyBudgetExceededError, match="lost with it") as told:
             durable(tmp_path, **{**given, "on_exhausted": on_exhausted}).invoke("cough")
         assert "max_queries" not in str(told.value)
 
