@@ -34,6 +34,7 @@ from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.privacy.shares import Reservation
+from tests.canary import OURS
 from tests.contracts.front_room import (
     CANARY,
     CHARGED,
@@ -498,7 +499,7 @@ def test_a_stop_leaves_nothing_private_in_our_frames(
 
 def test_the_look_into_frames_would_find_a_record() -> None:
     """A frame of the package, made for the purpose."""
-    code = compile("def hold(records):\n    raise ValueError\n", "<langchain_dpicl, planted>", "exec")
+    code = compile("def hold(records):\n    raise ValueError\n", f"{OURS}planted.py", "exec")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102
     with pytest.raises(ValueError, match=r"^$") as caught:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _labelling_run
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _progress
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.labelled_pool import LabelledPool
 from langchain_dpicl.privacy.stores import InMemoryStore
@@ -113,7 +113,7 @@ class TestLabelling(NeighbourContract):
         "inputs without votes are free": (pate.free_where_nobody_votes, "FAILS"),
         "a run stops where nobody votes": (pate.stops_at_disagreement, "FAILS"),
     }
-    progress = _labelling_run
+    progress = _progress
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:
