@@ -296,10 +296,8 @@ ELSEWHERE = """
 import json, sys
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.exceptions import DPICLError
-from langchain_dpicl.privacy.events import PureEvent
-from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.ledger import Ticket
+from langchain_dpicl.privacy.tickets import Ticket
 
 handler = PrivacyBudgetCallbackHandler.open(sys.argv[1])
 for given in json.loads(sys.argv[2]):
