@@ -159,11 +159,11 @@ def _constructor_fault(
 
 def _fault(error: ValidationError, cls: type[BaseModel]) -> str:
     """Returns what is wrong by field and kind; what a check of ours says, where one failed."""
-    own = [found for line in error.errors(include_input=False) if (found := _own(line))]
+    own = [message for line in error.errors(include_input=False) if (message := _own(line))]
     if own:
         return own[0]
-    told = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
-    return f"{cls.__name__}: {'; '.join(told)}. {how_to_build(cls)}"
+    reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
+    return f"{cls.__name__}: {'; '.join(reasons)}. {how_to_build(cls)}"
 
 
 def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDetails]:
@@ -177,19 +177,19 @@ def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDet
 
 def _reason(line: Any) -> str:
     """Returns what pydantic says where that is fixed by the class, else the kind of the error alone."""
-    kind, told = str(line["type"]), line.get("ctx", {})
-    if "dpicl" in told:
-        return str(told["dpicl"])
+    kind, context = str(line["type"]), line.get("ctx", {})
+    if "dpicl" in context:
+        return str(context["dpicl"])
     is_fixed = kind in _FIXED or kind.endswith("_type")
     return str(line["msg"]) if is_fixed else kind.replace("_", " ")
 
 
 def _own(line: Any) -> str:
     """Returns what our own check said, as it never quotes what is private; "" for any other error."""
-    told = line.get("ctx", {})
-    if isinstance(told.get("error"), DPICLError):
-        return str(told["error"])
-    return str(told["dpicl"]) if told.get("is_own") else ""
+    context = line.get("ctx", {})
+    if isinstance(context.get("error"), DPICLError):
+        return str(context["error"])
+    return str(context["dpicl"]) if context.get("is_own") else ""
 
 
 def _field(line: Any, cls: type[BaseModel]) -> str:

@@ -56,8 +56,8 @@ class DocumentsCheckpoint:
         is_form = isinstance(topics, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in topics)
         if not is_form or not isinstance(texts, list):
             raise ConfigurationError("checkpoint: expected lists of topics and documents, found something else.")
-        found = tuple((str(topic), check_int("topics", count, low=-(2**53))) for topic, count in topics)
-        return found, tuple(map(text_of, texts))
+        counts = tuple((str(topic), check_int("topics", count, low=-(2**53))) for topic, count in topics)
+        return counts, tuple(map(text_of, texts))
 
     def save(self, topics: Sequence[tuple[str, int]], texts: Sequence[SyntheticText]) -> None:
         """Writes where the run stands; a reader sees the old file or the whole new one.
@@ -65,9 +65,9 @@ class DocumentsCheckpoint:
         Raises:
           OSError: the file cannot be written.
         """
-        told = {
+        state = {
             "terms": self._terms,
             "topics": [list(pair) for pair in topics],
             "documents": [dataclasses.asdict(text) for text in texts],
         }
-        write_whole(self._path, _FORM.text(told))
+        write_whole(self._path, _FORM.text(state))

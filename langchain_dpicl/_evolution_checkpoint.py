@@ -57,14 +57,14 @@ class Checkpoint:
         if state["terms"] != self._terms:
             advice = "Go on with the same ledger, data set, component and options; or take another file."
             raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")
-        found = state["populations"]
-        if not isinstance(found, list) or [_label_of(one) for one in found] != [each.label for each in populations]:
+        stored = state["populations"]
+        if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
             raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
         shown = self._terms["public"]
-        for population, one in zip(populations, found, strict=True):
+        for population, one in zip(populations, stored, strict=True):
             _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
-            left = share.remaining(ROUND_TEMPLATE, label=population.label)
-            population.owed = min(population.owed - population.rounds, left)
+            remaining = share.remaining(ROUND_TEMPLATE, label=population.label)
+            population.owed = min(population.owed - population.rounds, remaining)
             population.done = not population.owed and population.rounds > 0
 
     def save(self, populations: Sequence[Population]) -> None:
@@ -73,11 +73,11 @@ class Checkpoint:
         Raises:
           OSError: the file cannot be written.
         """
-        told = [
+        state = [
             {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
             for one in populations
         ]
-        write_whole(self._path, _FORM.text({"terms": self._terms, "populations": told}))
+        write_whole(self._path, _FORM.text({"terms": self._terms, "populations": state}))
 
 
 def _label_of(one: Any) -> Any:
@@ -86,22 +86,27 @@ def _label_of(one: Any) -> Any:
 
 def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
     """Takes over what the file says of one label, once it is seen to be what a run of these terms can have."""
-    told, votes, history = one["survivors"], one["votes"], one["history"]
+    survived, votes, history = one["survivors"], one["votes"], one["history"]
     rounds = [_round(each) for each in history] if isinstance(history, list) else None
     if rounds is None or None in rounds or len(rounds) > population.owed:
         raise ConfigurationError("checkpoint: expected texts with finite votes, round by round, found something else.")
-    kept = [each for each in rounds if each is not None]
-    if any(len(each) > candidates for each in kept):
+    released = [each for each in rounds if each is not None]
+    if any(len(each) > candidates for each in released):
         raise ConfigurationError(f"checkpoint: expected at most {candidates} candidates in a round, found more.")
-    last = kept[-1] if kept else {}
-    of_last = isinstance(told, list) and all(isinstance(text, str) and text in last for text in told)
-    if not of_last or len(set(told)) != len(told) or bool(told) != bool(kept) or len(told) > survivors:
+    last = released[-1] if released else {}
+    of_last = isinstance(survived, list) and all(isinstance(text, str) and text in last for text in survived)
+    if (
+        not of_last
+        or len(set(survived)) != len(survived)
+        or bool(survived) != bool(released)
+        or len(survived) > survivors
+    ):
         msg = f"checkpoint: expected at most {survivors} survivors of its last round, found something else."
         raise ConfigurationError(msg)
-    found = tuple(last[text] for text in told)
-    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(found):
+    expected = tuple(last[text] for text in survived)
+    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(expected):
         raise ConfigurationError("checkpoint: expected the votes of its survivors, found something else.")
-    population.survivors, population.votes, population.history = tuple(told), found, kept
+    population.survivors, population.votes, population.history = tuple(survived), expected, released
 
 
 def _round(each: Any) -> dict[str, float] | None:
@@ -109,8 +114,8 @@ def _round(each: Any) -> dict[str, float] | None:
     if not isinstance(each, Mapping):
         return None
     votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
-    found = {text: vote for text, vote in votes.items() if vote is not None}
-    return found if 0 < len(found) == len(each) else None
+    finite = {text: vote for text, vote in votes.items() if vote is not None}
+    return finite if 0 < len(finite) == len(each) else None
 
 
 def _number(value: Any) -> float | None:

@@ -55,9 +55,9 @@ class Survival:
         may = [place for place in ranked if votes[place] >= bar]
         if self.selection == "sample":
             may = self._drawn(votes, may)
-        kept = may[: self.count]
-        kept += [place for place in ranked[: self.least] if place not in kept][: max(0, self.least - len(kept))]
-        return sorted(kept, key=ranked.index)
+        chosen = may[: self.count]
+        chosen += [place for place in ranked[: self.least] if place not in chosen][: max(0, self.least - len(chosen))]
+        return sorted(chosen, key=ranked.index)
 
     def _drawn(self, votes: NDArray[np.float64], may: list[int]) -> list[int]:
         """Returns places in the order of a draw without repetition: the largest of log weight plus Gumbel noise."""

@@ -74,7 +74,7 @@ class EvolutionWording:
         template = getattr(generation_prompt, "template", generation_prompt)
         stub = GenerationWording.default_template(text_key, label_key)
         varied = getattr(variation_prompt, "template", variation_prompt)
-        said = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
+        request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
         return cls(
             first=GenerationWording(
                 instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
@@ -83,7 +83,7 @@ class EvolutionWording:
                 label_key=label_key,
                 fields=tuple(fields),
             ),
-            variation=f"{said}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
+            variation=f"{request}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
             hints=check_texts("hints", hints, least=0),
         )
 
@@ -156,12 +156,12 @@ class EvolutionWriter:
           ConfigurationError: fewer than `least`.
           ModelCallError: the model did not answer.
         """
-        found = self.given.get(label)
-        if found is None:
-            found = yield self.model.ask_each(self.wording.first_prompts(label, count), self._config())
-        if len(found) < least:
-            raise fail("candidates", f"at least {least} distinct public texts to vote for", len(found), _TOO_FEW)
-        return found
+        texts = self.given.get(label)
+        if texts is None:
+            texts = yield self.model.ask_each(self.wording.first_prompts(label, count), self._config())
+        if len(texts) < least:
+            raise fail("candidates", f"at least {least} distinct public texts to vote for", len(texts), _TOO_FEW)
+        return texts
 
     def varied(self, label: str | None, texts: Sequence[str], count: int) -> Walk[tuple[str, ...]]:
         """Returns the survivors, and behind them their variations, each text once (a walk).
@@ -171,8 +171,8 @@ class EvolutionWriter:
         """
         if not count:
             return tuple(texts)
-        found = yield self.model.ask_each(self.wording.variation_prompts(label, texts, count), self._config())
-        return distinct([*texts, *found])
+        variations = yield self.model.ask_each(self.wording.variation_prompts(label, texts, count), self._config())
+        return distinct([*texts, *variations])
 
     def _config(self) -> RunnableConfig:
         return merge_configs(self.config or {}, {"tags": [NO_STREAM]})

@@ -272,9 +272,9 @@ def _followed(place: Parse, cost: int, text: bytes, forced: bytes) -> tuple[int,
 
 def _ranked(allowed: NDArray[np.bool_]) -> list[int]:
     """Returns the bytes to try, best first: those that close, then those that fill, then the others."""
-    found = np.flatnonzero(allowed).tolist()
+    possible = np.flatnonzero(allowed).tolist()
     order = {byte: rank for rank, byte in enumerate(_PREFERRED)}
-    return sorted(found, key=lambda byte: (order.get(byte, len(order)), byte))[:_BRANCHES]
+    return sorted(possible, key=lambda byte: (order.get(byte, len(order)), byte))[:_BRANCHES]
 
 
 def _read(backend: NextTokenBackend) -> Spelling:

@@ -46,11 +46,11 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
             raise
         raise _no_file(path, "something that cannot be opened as one") from None
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "a device"))
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
         data = bytearray()
-        while found.st_size <= most and len(data) <= most:
+        while status.st_size <= most and len(data) <= most:
             chunk = os.read(number, min(_CHUNK, most + 1 - len(data)))
             if not chunk:
                 return bytes(data)
@@ -72,17 +72,17 @@ def checked_target(name: str, path: Any) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
-    found = Path(path)
-    is_name = "\0" not in os.fsdecode(found)
-    if not is_name or not found.parent.is_dir() or not os.access(found.parent, os.W_OK) or found.is_dir():
+    target = Path(path)
+    is_name = "\0" not in os.fsdecode(target)
+    if not is_name or not target.parent.is_dir() or not os.access(target.parent, os.W_OK) or target.is_dir():
         raise ConfigurationError(
             f"{name}: expected a file in a folder that exists and can be written, found {_shown(path)!r}."
         )
-    return found
+    return target
 
 
-def _no_file(path: str | os.PathLike[str], found: str) -> ConfigurationError:
-    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {found}. Give the file itself.")
+def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
+    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {actual}. Give the file itself.")
 
 
 def _shown(path: str | os.PathLike[str]) -> str:

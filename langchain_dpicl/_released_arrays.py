@@ -53,17 +53,17 @@ def arrays_in(path: Path) -> dict[str, Array]:
     header = _header(whole[8:begin]) if begin <= min(len(whole), 8 + _MAX_HEADER) else None
     if header is None:
         raise ConfigurationError(f"{path.name}: expected a safetensors file.")
-    blocks = sorted((_block(path.name, name, said), name) for name, said in header.items())
-    found: dict[str, Array] = {}
+    blocks = sorted((_block(path.name, name, entry), name) for name, entry in header.items())
+    arrays: dict[str, Array] = {}
     end = 0
     for (first, last, shape), name in blocks:
         if first != end or begin + last > len(whole):
             raise _odd(path.name, name)
-        found[name] = np.frombuffer(whole[begin + first : begin + last], _LITTLE_ENDIAN).reshape(shape)
+        arrays[name] = np.frombuffer(whole[begin + first : begin + last], _LITTLE_ENDIAN).reshape(shape)
         end = last
     if begin + end != len(whole):
         raise ConfigurationError(f"{path.name}: expected no bytes beside the arrays.")
-    return {name: array.astype(np.float32) for name, array in found.items()}
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _header(text: bytes) -> dict[str, Any] | None:
@@ -72,16 +72,16 @@ def _header(text: bytes) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return {name: said for name, said in value.items() if name != "__metadata__"} if isinstance(value, dict) else None
+    return {name: entry for name, entry in value.items() if name != "__metadata__"} if isinstance(value, dict) else None
 
 
-def _block(file: str, name: str, said: Any) -> tuple[int, int, tuple[int, ...]]:
+def _block(file: str, name: str, entry: Any) -> tuple[int, int, tuple[int, ...]]:
     """Returns where an array begins and ends, and its shape.
 
     Raises:
       ConfigurationError: it is none of float32 numbers, or its parts do not go together.
     """
-    state = said if isinstance(said, dict) else {}
+    state = entry if isinstance(entry, dict) else {}
     shape, place = _sizes(state.get("shape")), _sizes(state.get("data_offsets"))
     if state.get("dtype") != "F32" or shape is None or place is None or len(place) != 2:
         raise _odd(file, name)
@@ -113,8 +113,8 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
     """
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        found = os.fspath(path)
-        raise ConfigurationError(f"expected a path in a folder that exists, found {found!r}; make that folder first")
+        shown = os.fspath(path)
+        raise ConfigurationError(f"expected a path in a folder that exists, found {shown!r}; make that folder first")
     _check_replaceable(target, files)
     mark = secrets.token_hex(8)
     part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")

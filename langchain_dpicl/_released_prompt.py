@@ -141,13 +141,13 @@ class ReleasedPrompt(HidesInput):
         if (key is None and "label_key" not in self.plan) or not all(key is None or key in e for e in examples):
             raise ConfigurationError(f"label_key: expected a field of every demonstration, found {key!r}.")
         seen: Counter[Any] = Counter()
-        kept = []
+        shown = []
         for example in examples:
             label = None if key is None else example[key]
             seen[label] += 1
             if seen[label] <= n_per_label:
-                kept.append(example)
-        return self._rebuilt(examples=kept)
+                shown.append(example)
+        return self._rebuilt(examples=shown)
 
     def with_released(self, released: ReleasedDemonstrations) -> Self:
         """Returns the same template over another release, with that release's report and plan.
@@ -363,8 +363,12 @@ def _probed(llm: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if options.get("mechanism") == _EVOLUTION:
         from langchain_dpicl.backends.embeddings import SilentEmbeddings
 
-        given = options.get("embeddings")
-        probed = {} if given is None or isinstance(given, SilentEmbeddings) else {"embeddings": SilentEmbeddings(given)}
+        embeddings = options.get("embeddings")
+        probed = (
+            {}
+            if embeddings is None or isinstance(embeddings, SilentEmbeddings)
+            else {"embeddings": SilentEmbeddings(embeddings)}
+        )
         return llm, {**options, **probed}
     from langchain_dpicl.backends.resolve import as_backend
 
@@ -385,16 +389,16 @@ def _synthesizer(
 
 
 def _refuse_release_fields(options: dict[str, Any]) -> None:
-    if given := sorted(set(options) & set(_FROM_THE_RELEASE)):
-        raise ConfigurationError(f"{given}: expected none of these here; they come with the release.")
+    if refused := sorted(set(options) & set(_FROM_THE_RELEASE)):
+        raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
 
 
 def _refuse_other_formats(template_format: object, example_prompt: object) -> None:
     """Refuses jinja2 and mustache, which read attributes or run code, anywhere in a template."""
-    for found in (template_format, *_formats_in(example_prompt)):
-        if found != "f-string":
+    for language in (template_format, *_formats_in(example_prompt)):
+        if language != "f-string":
             raise ConfigurationError(
-                f"template_format: expected 'f-string', found {found!r}. Rewrite {{{{ name }}}} as {{name}}."
+                f"template_format: expected 'f-string', found {language!r}. Rewrite {{{{ name }}}} as {{name}}."
             )
 
 
@@ -404,8 +408,8 @@ def _formats_in(template: object) -> Iterator[object]:
         for part in template:
             yield from _formats_in(part)
         return
-    if (found := getattr(template, "template_format", None)) is not None:
-        yield found
+    if (language := getattr(template, "template_format", None)) is not None:
+        yield language
     for name in ("messages", "prompt", "example_prompt"):
         if (inner := getattr(template, name, None)) is not None:
             yield from _formats_in(inner)

@@ -53,16 +53,16 @@ class WritingOptions:
     grammar: Grammar | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WritingOptions:
+    def of(cls, options: Mapping[str, Any]) -> WritingOptions:
         """Reads options by name.
 
         Raises:
           ConfigurationError: one has another name.
         """
         names = {each.name for each in dataclasses.fields(cls)}
-        if strange := sorted(set(given) - names):
+        if strange := sorted(set(options) - names):
             raise fail("options", f"some of {sorted(names)}", strange)
-        return cls(**given)
+        return cls(**options)
 
     @property
     def rule(self) -> TokenRule:
@@ -179,15 +179,15 @@ class TopicWriter(DemonstrationSynthesizer):
             if (text := written.get((draft.label, draft.number))) is not None:
                 draft.values[self._script.wording.text_key], draft.done = text, True
         if texts is not None:
-            left = {place: self._left(place) for place in topics}
-            items = [draft for draft in items if draft.done or self._takes(left, draft)]
+            remaining = {place: self._left(place) for place in topics}
+            items = [draft for draft in items if draft.done or self._takes(remaining, draft)]
         self._items[:] = items
 
     @staticmethod
-    def _takes(left: dict[str, int], draft: Draft) -> bool:
+    def _takes(remaining: dict[str, int], draft: Draft) -> bool:
         place = str(draft.label)
-        left[place] -= 1
-        return left[place] >= 0
+        remaining[place] -= 1
+        return remaining[place] >= 0
 
     def _left(self, place: str) -> int:
         """Returns how many whole texts the tickets of a place still pay for."""

@@ -64,8 +64,8 @@ class Checkpoint:
         """
         terms = {name: getattr(self, name) for name in _TERMS}
         vectors = {"weights": _text(self.state.weights), "moments": [_text(moment) for moment in self.state.moments]}
-        told = {**terms, "public": dict(self.public), "step": self.state.step, **vectors}
-        write_whole(path, _FORM.text(told), MAX_ARRAYS)
+        state = {**terms, "public": dict(self.public), "step": self.state.step, **vectors}
+        write_whole(path, _FORM.text(state), MAX_ARRAYS)
 
     @classmethod
     def load(
@@ -83,20 +83,20 @@ class Checkpoint:
           ConfigurationError: the content is not what `save` writes for such a run.
           OSError: the file is missing or unreadable.
         """
-        found = _FORM.load(path, most=MAX_ARRAYS)
-        terms = {name: found[name] for name in _TERMS}
+        content = _FORM.load(path, most=MAX_ARRAYS)
+        terms = {name: content[name] for name in _TERMS}
         if not all(isinstance(value, str) for value in terms.values()):
             raise fail("training checkpoint", "text under " + ", ".join(_TERMS), "another type")
-        moments = found["moments"]
+        moments = content["moments"]
         if not isinstance(moments, list):
             raise fail("training checkpoint: moments", "a list of vectors", type(moments).__name__)
-        weights = _weights(_vector("weights", found["weights"], width))
+        weights = _weights(_vector("weights", content["weights"], width))
         state = OptimizerState(
-            check_int("training checkpoint: step", found["step"], low=0),
+            check_int("training checkpoint: step", content["step"], low=0),
             weights,
             tuple(_vector(f"moments[{place}]", moment, len(weights)) for place, moment in enumerate(moments)),
         )
-        read = cls(**terms, public=plain("training checkpoint: public", found["public"]), state=state)
+        read = cls(**terms, public=plain("training checkpoint: public", content["public"]), state=state)
         read.check_sizes(width=width, num_moments=num_moments)
         return read
 
@@ -106,11 +106,11 @@ class Checkpoint:
         Raises:
           ConfigurationError: there are others.
         """
-        found = len(self.state.weights), len(self.state.moments)
-        if width not in {None, found[0]}:
-            raise fail("training checkpoint: weights", f"{width} float64 numbers", found[0])
-        if num_moments not in {None, found[1]}:
-            raise fail("training checkpoint: moments", f"a list of {num_moments} vectors", found[1])
+        sizes = len(self.state.weights), len(self.state.moments)
+        if width not in {None, sizes[0]}:
+            raise fail("training checkpoint: weights", f"{width} float64 numbers", sizes[0])
+        if num_moments not in {None, sizes[1]}:
+            raise fail("training checkpoint: moments", f"a list of {num_moments} vectors", sizes[1])
 
     def check_is_of(self, *, component: str, ledger_id: str, dataset_id: str, adjacency: str, public: Any) -> None:
         """Refuses to go on as another run: on another ledger, of other examples, of another plan or model.
@@ -123,9 +123,9 @@ class Checkpoint:
         theirs = {name: getattr(self, name) for name in _TERMS} | dict(_leaves(self.public))
         other = {name for name in {*ours, *theirs} if ours.get(name, _NOTHING) != theirs.get(name, _NOTHING)}
         if other:
-            told = sorted(name for name in other if not _FOLLOWING.match(name)) or sorted(other)
-            found = [(name, theirs.get(name, _NOTHING), ours.get(name, _NOTHING)) for name in told]
-            differs = [f"{name}: {there!r:.80} in the file, {here!r:.80} here" for name, there, here in found]
+            names = sorted(name for name in other if not _FOLLOWING.match(name)) or sorted(other)
+            differences = [(name, theirs.get(name, _NOTHING), ours.get(name, _NOTHING)) for name in names]
+            differs = [f"{name}: {there!r:.80} in the file, {here!r:.80} here" for name, there, here in differences]
             raise ConfigurationError(
                 f"checkpoint: expected the state of this very run, found another's ({'; '.join(differs)}). "
                 "Take another file for this run, or give the plan, model and ledger that the file was made with."

@@ -57,13 +57,13 @@ class ExampleFields:
                 "write the label as a text."
             )
             raise fail("labels", "a task with labels, as the examples have some", "one that writes texts", advice)
-        found = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
-        for name, key in found.items():
+        keys = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
+        for name, key in keys.items():
             if key not in private.fields:
                 advice = "Declare further fields with PrivateExamples(fields=...)."
                 raise fail(name, f"a declared field among {list(private.fields)}", key, advice)
-        if len(set(found.values())) != len(found):
-            raise fail(", ".join(found), "different fields", list(found.values()))
+        if len(set(keys.values())) != len(keys):
+            raise fail(", ".join(keys), "different fields", list(keys.values()))
         cls._check_labels(private, task, target)
         if task.kind != "sequence_classification" and task.takes_pair != (pair_key is not None):
             expected = "the field that fills {pair}" if task.takes_pair else "None: the template has no {pair}"
@@ -102,8 +102,8 @@ class ExampleFields:
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise fail(name, "a list of mappings", type(records).__name__)
         wanted = [key for key in (self.text, self.pair, self.target) if key is not None]
-        found = list(records)
-        for place, record in enumerate(found):
+        listed = list(records)
+        for place, record in enumerate(listed):
             is_whole = isinstance(record, Mapping) and all(isinstance(record.get(key), str) for key in wanted)
             if not is_whole:
                 raise ConfigurationError(f"{name}[{place}]: expected a mapping with text under {wanted}.")
@@ -112,9 +112,9 @@ class ExampleFields:
                     f"{name}[{place}]: expected one of {list(labels)} under {self.target!r}, found another label. "
                     "Correct or leave out the record."
                 )
-        if not found:
+        if not listed:
             raise fail(name, "at least one record", [])
-        return self.examples_of(found)
+        return self.examples_of(listed)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -149,9 +149,9 @@ class Validation:
         apart = max(1, math.ceil(steps / _DEFAULT_ROUNDS)) if every is None else every
         return cls(fields.examples_in("validation", records, labels=labels), check_int("validate_every", apart, low=1))
 
-    def is_due(self, step: int, *, left: int) -> bool:
+    def is_due(self, step: int, *, steps_left: int) -> bool:
         """Returns whether the step just made is looked at."""
-        return step % self.every == 0 or left == 0
+        return step % self.every == 0 or steps_left == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,25 +54,25 @@ def engine_of(
     Raises:
       ConfigurationError: a public fault, or the extra `hf` is not installed.
     """
-    given = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
+    options = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
     if isinstance(model, GradientBackend):
-        changed = sorted(_changed(given)) + (["tokenizer"] if tokenizer is not None else [])
+        changed = sorted(_changed(options)) + (["tokenizer"] if tokenizer is not None else [])
         if changed:
             raise fail(", ".join(changed), "their defaults beside a ready engine, which has its own", "others")
         return model
-    worded = {name: given.pop(name) for name in ("template", "labels", "verbalizers")}
-    counts = {name: given.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
-    if given["task"] is None:
-        given["task"] = task_of(kind_of(model), **worded, **counts)
+    worded = {name: options.pop(name) for name in ("template", "labels", "verbalizers")}
+    counts = {name: options.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
+    if options["task"] is None:
+        options["task"] = task_of(kind_of(model), **worded, **counts)
     elif changed := sorted(_changed({**worded, **counts})):
         raise fail(", ".join(changed), "their defaults beside task=, which has its own", "others")
-    return _engine_class()(model, tokenizer, **given)
+    return _engine_class()(model, tokenizer, **options)
 
 
-def _changed(given: Mapping[str, Any]) -> list[str]:
+def _changed(options: Mapping[str, Any]) -> list[str]:
     """Returns the names of the options that are not at their defaults."""
     defaults = inspect.signature(engine_of).parameters
-    return [name for name, value in given.items() if value != defaults[name].default]
+    return [name for name, value in options.items() if value != defaults[name].default]
 
 
 def kind_of(model: Any) -> TaskKind:
@@ -94,11 +94,11 @@ def kind_of(model: Any) -> TaskKind:
 
 def _architectures(path: Path) -> list[str]:
     try:
-        found = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
+        names = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         advice = "Names of a hub are not looked up: download the model first and pass its folder."
         raise fail("model", "a model object, or the folder of a local model", str(path.parent), advice) from error
-    return [str(name) for name in found] if isinstance(found, list) else []
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def task_of(
@@ -127,8 +127,8 @@ def task_of(
         if verbalizers is not None:
             raise fail("verbalizers", "None: the outputs of a head need no words", sorted(verbalizers))
         words = {}
-    said = _TEMPLATES[kind] if template is None else template
-    return PromptTask(kind, said, known, tuple(words[label] for label in known if words), **counts)
+    wording = _TEMPLATES[kind] if template is None else template
+    return PromptTask(kind, wording, known, tuple(words[label] for label in known if words), **counts)
 
 
 def _engine_class() -> Any:

@@ -95,8 +95,8 @@ class DemonstrationWork:
         backend = as_backend(place.llm)
         grammar = None if self.grammar is None else self.grammar.bind(backend)
         script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
-        found = {**self.plan.to_dict(), **script.to_dict()}
-        changed = sorted(key for key in {**self.public, **found} if self.public.get(key) != found.get(key))
+        public = {**self.plan.to_dict(), **script.to_dict()}
+        changed = sorted(key for key in {**self.public, **public} if self.public.get(key) != public.get(key))
         if changed or _facts(script) != self.engine:
             raise fail("workplace", "the model that the plan was made with", f"another in {changed or ['engine']}")
         share = declare_share(
@@ -109,7 +109,7 @@ class DemonstrationWork:
             engines=[script],
         )
         where = f"{self.ledger_id}/{self.component}"
-        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **found})
+        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
         return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
 
 
@@ -138,33 +138,33 @@ class _Writer:
         label, number = job
         key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
         turn = JobTurn(self._memo, key)
-        kept = _Kept(Draft(label, number), self._memo, key, turn)
-        kept.read()
-        if not kept.draft.done:
+        stored = _Kept(Draft(label, number), self._memo, key, turn)
+        stored.read()
+        if not stored.draft.done:
             if not turn.take():
                 return turn.busy()
             try:
-                kept.read()
-                if not kept.draft.done and not self._written(kept):
-                    return Answer("lost", tickets=kept.charged)
+                stored.read()
+                if not stored.draft.done and not self._written(stored):
+                    return Answer("lost", tickets=stored.charged)
             except TurnLostError:
-                return turn.busy(tickets=kept.charged)
+                return turn.busy(tickets=stored.charged)
             except Exception as error:  # noqa: BLE001  told by its kind, with what it cost
-                return Answer.of_fault(error, tickets=kept.charged)
+                return Answer.of_fault(error, tickets=stored.charged)
             finally:
                 turn.leave()
-        return Answer("done", kept.draft.values, tickets=kept.charged)
+        return Answer("done", stored.draft.values, tickets=stored.charged)
 
-    def _written(self, kept: _Kept) -> bool:
+    def _written(self, stored: _Kept) -> bool:
         """Writes the draft to its end; False: nothing is left that could pay for what is missing."""
         seen: list[int] = []
-        while not kept.draft.done:
-            if not self._has_tickets(kept):
+        while not stored.draft.done:
+            if not self._has_tickets(stored):
                 return False
             try:
-                drive(write_draft(self._script, kept.draft, self._opener(kept), lambda: None))
+                drive(write_draft(self._script, stored.draft, self._opener(stored), lambda: None))
             except PrivacyBudgetExceededError:
-                owed = [held.owed for one in kept.draft.tickets.values() for held in one]
+                owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
                     raise
                 seen = owed  # others took some meanwhile: with what is left, if anything is
@@ -172,38 +172,38 @@ class _Writer:
                 raise  # the draft in the memo is another worker's
             except BaseException:
                 with suppress(MemoError):  # what stopped us is the error; these tokens were released all the same
-                    kept.write()
+                    stored.write()
                 raise
-        kept.write()
+        stored.write()
         return True
 
-    def _opener(self, kept: _Kept) -> Opener:
-        return lambda draft, length, ticket, name, known: self._open(kept, length, name, known)  # noqa: ARG005  its own
+    def _opener(self, stored: _Kept) -> Opener:
+        return lambda draft, length, ticket, name, known: self._open(stored, length, name, known)  # noqa: ARG005  its own
 
-    def _has_tickets(self, kept: _Kept) -> bool:
+    def _has_tickets(self, stored: _Kept) -> bool:
         """Notes how many tickets each field may still take: what it has not spent, and no more than there are."""
-        draft = kept.draft
+        draft = stored.draft
         blocks = dict(self._plan.branches)[draft.label].blocks
         draft.tickets = {}
         for number, segment in enumerate(self._script.segments):
-            held = []
+            tickets = []
             for length, count in blocks(segment.max_tokens):
-                left = self._share.remaining(template_name(segment.name, length), label=draft.label)
-                held.append(Held(length, max(0, min(count - kept.spent[number, length], left))))
-            draft.tickets[number] = held
+                remaining = self._share.remaining(template_name(segment.name, length), label=draft.label)
+                tickets.append(Held(length, max(0, min(count - stored.spent[number, length], remaining))))
+            draft.tickets[number] = tickets
             begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
-            if not begun and not any(one.owed > 0 for one in held):
+            if not begun and not any(one.owed > 0 for one in tickets):
                 return False
         return True
 
     @contextmanager
-    def _open(self, kept: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
+    def _open(self, stored: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
         """Reserves one ticket for one block, so that whoever is killed loses no more; keeps what it released."""
-        draft = kept.draft
+        draft = stored.draft
         template = template_name(self._script.segments[draft.segment].name, length)
-        kept.turn.check(kept.told)
+        stored.turn.check(stored.told)
         ticket = self._share.reserve(template, label=draft.label)
-        kept.charged += 1
+        stored.charged += 1
         try:
             with open_block(
                 self._private,
@@ -215,11 +215,11 @@ class _Writer:
                 choose=self._script.decoding.choose,
                 prefix=tuple(draft.tokens),
             ) as block:
-                kept.spent[draft.segment, length] += 1
+                stored.spent[draft.segment, length] += 1
                 yield block
-                kept.write()  # before the commit
+                stored.write()  # before the commit
         finally:
-            kept.charged -= ticket.give_back()
+            stored.charged -= ticket.give_back()
 
 
 @dataclass(slots=True, repr=False)
@@ -253,7 +253,7 @@ class _Kept:
           MemoError: it cannot be written.
         """
         draft = self.draft
-        told = json.dumps(
+        text = json.dumps(
             {
                 "values": draft.values,
                 "segment": draft.segment,
@@ -262,12 +262,12 @@ class _Kept:
                 "done": draft.done,
             }
         )
-        if told == self.told:
+        if text == self.told:
             return
-        self.memo.remember(self.key, told, instead_of=self.told)
-        if self.memo.recall(self.key) != told:
+        self.memo.remember(self.key, text, instead_of=self.told)
+        if self.memo.recall(self.key) != text:
             raise TurnLostError("memo: expected this draft as it was left, found that another run went on with it.")
-        self.told = told
+        self.told = text
 
 
 def _facts(script: Script) -> tuple[Any, ...]:
@@ -285,8 +285,8 @@ def _token_out(token: Token) -> Any:
     raise fail("llm", "an engine whose tokens are bytes, text or numbers", type(token).__name__)
 
 
-def _token_in(told: Any) -> Token:
-    kind, value = told
+def _token_in(pair: Any) -> Token:
+    kind, value = pair
     return bytes.fromhex(value) if kind == "bytes" else value
 
 

@@ -113,7 +113,7 @@ class SpreadModel(PublicModel):
 
     def _answered(self, jobs: list[PromptsJob]) -> Generator[PromptsJob | None]:
         """Has workers answer what is not answered yet; answers that came are kept where others fail."""
-        self._found = {job: found for job, found in self._found.items() if job in jobs}
+        self._found = {job: texts for job, texts in self._found.items() if job in jobs}
         fault: ModelCallError | None = None
         for one in self._executor.spread(self._work, [job for job in jobs if job not in self._found]):
             if one is None:
@@ -131,8 +131,8 @@ class SpreadModel(PublicModel):
 
     def _told(self, jobs: list[PromptsJob]) -> tuple[str, ...]:
         """Returns the answers, once: the same prompts asked again are asked anew."""
-        found, self._found = self._found, {}
-        return distinct(text for job in jobs for text in found[job])
+        answers, self._found = self._found, {}
+        return distinct(text for job in jobs for text in answers[job])
 
 
 def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:

@@ -103,9 +103,9 @@ class DocumentSynthesizer(Uncopyable):
         self._writer = TopicWriter(
             private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
         )
-        found = None if checkpoint is None else checkpoint.read()
-        if found is not None:
-            self._name(self._checked(found[0]), found[1])
+        stored = None if checkpoint is None else checkpoint.read()
+        if stored is not None:
+            self._name(self._checked(stored[0]), stored[1])
 
     @classmethod
     @tells_refusals(SYNTHESIZER)
@@ -219,9 +219,9 @@ class DocumentSynthesizer(Uncopyable):
         shown = plan.to_dict()
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
         terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
-        kept = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
+        store = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
         share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
-        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=kept)
+        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=store)
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> DocumentSynthesizer:
@@ -257,10 +257,10 @@ class DocumentSynthesizer(Uncopyable):
           RecordError: a document cannot be read as a record. Index and value are hidden.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
         """
-        held = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
+        source = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
         del documents  # an error that leaves this frame must not carry them
         private = PrivateExamples.from_documents(
-            held.pop(),
+            source.pop(),
             public_size=public_size,
             unit_key=unit_key,
             dataset_id=dataset_id,

@@ -278,8 +278,8 @@ def _histogram(
 
 def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:
     """Returns the plan with its price, and with the noise on texts that keeps it within epsilon."""
-    left = effective_delta(draft.delta, draft.implementation_delta)
-    if left <= 0:
+    remaining = effective_delta(draft.delta, draft.implementation_delta)
+    if remaining <= 0:
         raise fail("delta", f"more than the noise's declared gap {draft.implementation_delta:.3g}", draft.delta)
     adjacency = draft.topics.adjacency
 
@@ -287,9 +287,11 @@ def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Docume
         return dataclasses.replace(draft, generation=_with_noise(draft.generation, noise_multiplier))
 
     if calibrates:
-        noise = accounting.calibrate(lambda x: with_noise(x).event(), epsilon=epsilon, delta=left, adjacency=adjacency)
+        noise = accounting.calibrate(
+            lambda x: with_noise(x).event(), epsilon=epsilon, delta=remaining, adjacency=adjacency
+        )
         draft = with_noise(noise)
-    cost = accounting.epsilon_upper_bound(draft.event(), delta=left, adjacency=adjacency)
+    cost = accounting.epsilon_upper_bound(draft.event(), delta=remaining, adjacency=adjacency)
     if cost > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
         raise fail("epsilon", f"at least {cost:.4g}, which histogram and texts cost together", epsilon, advice)
@@ -298,5 +300,5 @@ def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Docume
 
 
 def _own_epsilon(generation: GenerationPlan, adjacency: Adjacency) -> float:
-    left = effective_delta(generation.delta, generation.implementation_delta)
-    return accounting.epsilon_upper_bound(generation.event(), delta=left, adjacency=adjacency)
+    remaining = effective_delta(generation.delta, generation.implementation_delta)
+    return accounting.epsilon_upper_bound(generation.event(), delta=remaining, adjacency=adjacency)

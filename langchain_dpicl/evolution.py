@@ -191,9 +191,9 @@ class PrivateEvolution(Generation[Population]):
             hints=hints,
         )
         check_example_prompt(example_prompt, wording.first)
-        given = given_candidates(candidates, labels)
-        if given:
-            num_candidates = _most(given, num_candidates)
+        by_label = given_candidates(candidates, labels)
+        if by_label:
+            num_candidates = _most(by_label, num_candidates)
         plan = plan_evolution(
             {label: private.public_size_of(label) for label in labels},
             epsilon=epsilon,
@@ -214,11 +214,11 @@ class PrivateEvolution(Generation[Population]):
         public = {**plan.to_dict(), **_shown(wording, nearest, survival, model)}
         name = component if component is not None else spender.fresh_name("evolution")
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
-        kept = None if checkpoint is None else Checkpoint(checkpoint, terms)
+        store = None if checkpoint is None else Checkpoint(checkpoint, terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
-        writer = EvolutionWriter(model, wording, given, config)
-        return cls(private, writer, nearest, survival=survival, checkpoint=kept, **handles)
+        writer = EvolutionWriter(model, wording, by_label, config)
+        return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:
@@ -265,11 +265,11 @@ class PrivateEvolution(Generation[Population]):
         if population.texts:
             return
         if population.survivors:
-            found = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
+            texts = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
         else:
             least = max(2, self.plan.shots_per_label)
-            found = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
-        population.texts = found[: self.plan.width]
+            texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
+        population.texts = texts[: self.plan.width]
 
     def _reserve(self, population: Population, events: RunEvents) -> None:
         """Reserves every round that the label still needs; one at a time where a killed process may lose no more."""
@@ -333,9 +333,9 @@ def _texts_of(text_key: str) -> _TextsOf:
     return _TextsOf(text_key)
 
 
-def _most(given: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
+def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
     """Returns how many first candidates there are at most; refuses more than were declared."""
-    most = max(map(len, given.values()))
+    most = max(map(len, by_label.values()))
     if declared is not None and declared < most:
         raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
     return most

@@ -142,7 +142,7 @@ class Generation(ABC, Generic[T]):
         """Returns the public job that makes an item elsewhere."""
         raise NotImplementedError
 
-    def _take(self, item: T, told: Any, bar: Any) -> None:
+    def _take(self, item: T, result: Any, bar: Any) -> None:
         """Takes what a worker released for an item, which is done by it."""
         raise NotImplementedError
 
@@ -189,8 +189,8 @@ class Generation(ABC, Generic[T]):
     async def _amade(self, bar: Any) -> AsyncGenerator[T]:
         if self._elsewhere is not None:
             async with aclosing(taken_aside(self._made_there(self._elsewhere, bar))) as made:
-                async for found in made:
-                    yield found
+                async for remote_item in made:
+                    yield remote_item
             return
         is_slow = self._budget.durable
         for item in self._open_items():

@@ -100,12 +100,12 @@ class Grammar:
         if not isinstance(described, Mapping):
             raise fail("schema", "a JSON schema as a mapping, or a pydantic model", type(schema).__name__)
         try:
-            given = json.loads(json.dumps(dict(described), allow_nan=False))
+            checked = json.loads(json.dumps(dict(described), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise fail("schema", "a JSON schema of JSON values", type(error).__name__) from error
-        if closed and not _intersects(given):
-            _close(given)
-        return cls("json_schema", json.dumps(given, ensure_ascii=False))
+        if closed and not _intersects(checked):
+            _close(checked)
+        return cls("json_schema", json.dumps(checked, ensure_ascii=False))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -128,10 +128,10 @@ class Grammar:
         Raises:
           ConfigurationError: no list of texts, or one of them is empty.
         """
-        given = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str | bytes) else []
-        if not given or not all(isinstance(text, str) and text for text in given):
+        choices = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str | bytes) else []
+        if not choices or not all(isinstance(text, str) and text for text in choices):
             raise fail("texts", "a list of texts that are not empty", texts)
-        return cls("choices", json.dumps(list(dict.fromkeys(given)), ensure_ascii=False))
+        return cls("choices", json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False))
 
     def bind(self, backend: NextTokenBackend) -> BoundGrammar:
         """Returns the grammar on an engine's tokens; the vocabulary is read once per engine.
@@ -220,11 +220,11 @@ class Matcher:
         columns = self._spelling.columns_of(self._backend)
         if self._has_ended:
             return np.zeros(len(columns), np.bool_)
-        found = self._parse.bits[columns]  # bool[V]
+        mask = self._parse.bits[columns]  # bool[V]
         if self._holds_space():
-            found &= columns != _SPACE
-        found[self._spelling.end_columns] = self._parse.accepts
-        return found
+            mask &= columns != _SPACE
+        mask[self._spelling.end_columns] = self._parse.accepts
+        return mask
 
     def allowed_of(self, tokens: Sequence[Token]) -> NDArray[np.bool_]:
         """Returns bool[len(tokens)]: whether each may come next; agrees with `allowed` where there is a vocabulary."""
@@ -232,9 +232,9 @@ class Matcher:
             return np.array([self._may_follow(token) for token in tokens], np.bool_)
         mask, spelling, backend = self.allowed(), self._spelling, self._backend
         columns = [spelling.first_column.get(spelling.bytes_of(backend, token), -1) for token in tokens]
-        found = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
-        found[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
-        return found
+        may_follow = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
+        may_follow[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
+        return may_follow
 
     def restrict(
         self, columns: NDArray[np.int64] | None, scores: NDArray[np.float64], *, least: int = 1
@@ -260,9 +260,9 @@ class Matcher:
         inside[slice(None) if columns is None else columns] = True
         missing = max(least - int((allowed & inside & ~is_end).sum()), 0)
         spare = order[(allowed & ~inside & ~is_end)[order]][:missing]
-        kept = allowed & (inside | is_end)
-        kept[spare] = True
-        return order[kept[order]]
+        chosen = allowed & (inside | is_end)
+        chosen[spare] = True
+        return order[chosen[order]]
 
     def forced(self) -> tuple[Token, ...]:
         """Returns the tokens of the text that is forced here, in one public spelling; empty where there is a choice.
@@ -310,8 +310,8 @@ class Matcher:
         """
         if self._has_ended:
             return ()
-        found = closing_bytes(self._parse)
-        return None if found is None else self._spelling.spelled(self._backend, found)
+        ending = closing_bytes(self._parse)
+        return None if ending is None else self._spelling.spelled(self._backend, ending)
 
     def _may_follow(self, token: Token) -> bool:
         if self._has_ended:
@@ -354,16 +354,16 @@ class Matcher:
 
     def _others(self) -> NDArray[np.bool_]:
         """Returns bool[V]: what is allowed besides EOS."""
-        found = self.allowed()
-        found[self._spelling.end_columns] = False
-        return found
+        mask = self.allowed()
+        mask[self._spelling.end_columns] = False
+        return mask
 
 
 def _as_lark(kind: Kind, source: str) -> str:
     """Returns any kind of grammar as one text of llguidance."""
     if kind == "lark":
-        if found := _NOT_OF_TEXT.search(_LITERALS.sub(" ", source)):
-            raise fail("lark", "rules about text alone", found[0], "Bound a length in the pattern: /[a-z]{1,20}/.")
+        if forbidden := _NOT_OF_TEXT.search(_LITERALS.sub(" ", source)):
+            raise fail("lark", "rules about text alone", forbidden[0], "Bound a length in the pattern: /[a-z]{1,20}/.")
         return _NO_FORCING + source
     if kind == "regex":
         return f"{_NO_FORCING}start: /{guidance().regex_to_lark(source, '')}/"
@@ -391,15 +391,15 @@ def _json_of(kind: Kind, source: str) -> Any:
 
 def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the schemas inside a schema."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for key, value in schema.items():
         if key in {"items", "additionalProperties"}:
-            found.append(value)
+            parts.append(value)
         elif key in {"prefixItems", "anyOf", "oneOf"} and isinstance(value, list):
-            found += value
+            parts += value
         elif key in {"properties", "$defs", "definitions"} and isinstance(value, dict):
-            found += value.values()
-    return [part for part in found if isinstance(part, dict)]
+            parts += value.values()
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def _intersects(schema: dict[str, Any]) -> bool:
@@ -411,8 +411,8 @@ def _intersects(schema: dict[str, Any]) -> bool:
 
 def _close(schema: dict[str, Any]) -> None:
     """Closes, in place, the objects that list properties and say nothing of others."""
-    said = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & set(schema)
-    if "properties" in schema and not said:
+    rules = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & set(schema)
+    if "properties" in schema and not rules:
         schema["additionalProperties"] = False
     for part in _parts(schema):
         _close(part)

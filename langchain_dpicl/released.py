@@ -80,13 +80,13 @@ class ReleasedDemonstrations(KeptAsJson):
 
 def epsilon_of(report: Mapping[str, Any]) -> float:
     """Returns a report's epsilon as a float, refusing what is neither a number >= 0 nor "infinity"."""
-    found = report.get("epsilon")
-    if found == INFINITY:
+    epsilon = report.get("epsilon")
+    if epsilon == INFINITY:
         return math.inf
-    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= sys.float_info.max:
-        return float(found)
+    if isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and 0 <= epsilon <= sys.float_info.max:
+        return float(epsilon)
     raise ConfigurationError(
-        f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(found).__name__}.'
+        f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(epsilon).__name__}.'
     )
 
 

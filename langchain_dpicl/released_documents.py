@@ -136,8 +136,8 @@ class SyntheticDocuments(KeptAsJson):
           keep: takes a document and says whether it stays, for instance by asking a model whether the text is about
             its topic.
         """
-        kept = [text for text in self.texts if keep(text.document(self.release_id))]
-        return dataclasses.replace(self, texts=tuple(kept))
+        passed = [text for text in self.texts if keep(text.document(self.release_id))]
+        return dataclasses.replace(self, texts=tuple(passed))
 
     def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
         """Indexes the documents in a vector store, under ids that stay the same, so that doing so twice adds none.
@@ -154,10 +154,10 @@ class SyntheticDocuments(KeptAsJson):
         store = _checked(store, embedding)
         ids = [str(document.id) for document in self.documents]
         try:
-            held = store.get_by_ids(ids)
+            stored = store.get_by_ids(ids)
         except NotImplementedError:  # a store that cannot be asked
-            held = []
-        if documents := _missing(self.documents, held):
+            stored = []
+        if documents := _missing(self.documents, stored):
             store.add_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
@@ -168,10 +168,10 @@ class SyntheticDocuments(KeptAsJson):
         store = _checked(store, embedding)
         ids = [str(document.id) for document in self.documents]
         try:
-            held = await store.aget_by_ids(ids)
+            stored = await store.aget_by_ids(ids)
         except NotImplementedError:  # a store that cannot be asked
-            held = []
-        if documents := _missing(self.documents, held):
+            stored = []
+        if documents := _missing(self.documents, stored):
             await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
@@ -250,9 +250,9 @@ def _listed(name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _missing(documents: Sequence[Document], held: Sequence[Document]) -> list[Document]:
+def _missing(documents: Sequence[Document], stored: Sequence[Document]) -> list[Document]:
     """Returns what a store does not hold: some take an id once only, and raise the second time."""
-    known = {document.id for document in held}
+    known = {document.id for document in stored}
     return [document for document in documents if document.id not in known]
 
 

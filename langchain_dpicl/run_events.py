@@ -207,19 +207,19 @@ def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | 
     """Returns the manager of the run's observers; None outside a run, or if nobody listens."""
     if _nobody_listens(config):
         return None
-    given = ensure_config(config)
-    own = run = given.get("callbacks")
+    merged = ensure_config(config)
+    own = run = merged.get("callbacks")
     if getattr(own, "parent_run_id", None) is None:
         # A list that is given inside a run takes the place of the run's manager: tell the observers of both.
         run = ensure_config().get("callbacks")
-    found = kind.configure(
+    listeners = kind.configure(
         run,
         None if own is run else own,
-        inheritable_tags=given.get("tags"),
-        inheritable_metadata=given.get("metadata"),
+        inheritable_tags=merged.get("tags"),
+        inheritable_metadata=merged.get("metadata"),
     )
-    heard = any(not handler.ignore_custom_event for handler in found.handlers)
-    return found if heard and found.parent_run_id is not None else None
+    heard = any(not handler.ignore_custom_event for handler in listeners.handlers)
+    return listeners if heard and listeners.parent_run_id is not None else None
 
 
 def _nobody_listens(config: RunnableConfig | None) -> bool:

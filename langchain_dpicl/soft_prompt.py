@@ -161,8 +161,8 @@ class SoftPrompt:
     @property
     def fingerprint(self) -> str:
         """Says which prompt this is: equal for equal numbers, method and task."""
-        said = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        identity = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a folder that `PeftModel.from_pretrained` reads, with the task and the report beside it.
@@ -265,11 +265,11 @@ def base_of(engine: Trained) -> dict[str, str]:
 
 
 def _checked_base(base: object) -> dict[str, str]:
-    found = plain("base", base)
-    is_known = _KNOWN_OF_BASE <= set(found) <= _KNOWN_OF_BASE | {"weights"}
-    if not is_known or not all(isinstance(value, str) for value in found.values()):
-        raise fail("base", "texts under 'name' and 'tokenizer', and 'weights' or nothing else", sorted(found))
-    return found
+    names = plain("base", base)
+    is_known = _KNOWN_OF_BASE <= set(names) <= _KNOWN_OF_BASE | {"weights"}
+    if not is_known or not all(isinstance(value, str) for value in names.values()):
+        raise fail("base", "texts under 'name' and 'tokenizer', and 'weights' or nothing else", sorted(names))
+    return names
 
 
 def _width(peft_config: Mapping[str, Any], method: str, num_virtual_tokens: int) -> int:
@@ -279,9 +279,9 @@ def _width(peft_config: Mapping[str, Any], method: str, num_virtual_tokens: int)
       ConfigurationError: it is of another method or number of tokens, or says no sizes.
     """
     expected = {"peft_type": PEFT_TYPES[method], "num_virtual_tokens": num_virtual_tokens}
-    found = {name: peft_config.get(name) for name in expected}
-    if found != expected or isinstance(found["num_virtual_tokens"], bool):
-        raise fail("peft_config", f"{expected}", found)
+    actual = {name: peft_config.get(name) for name in expected}
+    if actual != expected or isinstance(actual["num_virtual_tokens"], bool):
+        raise fail("peft_config", f"{expected}", actual)
     width = check_int("peft_config['token_dim']", peft_config.get("token_dim"), low=1)
     if method == "prefix":
         width *= 2 * check_int("peft_config['num_layers']", peft_config.get("num_layers"), low=1)
@@ -292,10 +292,10 @@ def _checked_arrays(arrays: object, shape: tuple[int, int]) -> Mapping[str, Arra
     """Returns a read-only copy."""
     if not isinstance(arrays, Mapping) or set(arrays) != {ARRAY}:
         raise fail("arrays", f"exactly {ARRAY!r}", type(arrays).__name__)
-    found = _numbers(f"arrays[{ARRAY!r}]", arrays[ARRAY], "Train with a lower learning rate.")
-    if found.shape != shape:
-        raise fail(f"arrays[{ARRAY!r}]", f"float32 of shape {shape}", f"shape {found.shape}")
-    return {ARRAY: found}
+    array = _numbers(f"arrays[{ARRAY!r}]", arrays[ARRAY], "Train with a lower learning rate.")
+    if array.shape != shape:
+        raise fail(f"arrays[{ARRAY!r}]", f"float32 of shape {shape}", f"shape {array.shape}")
+    return {ARRAY: array}
 
 
 def _checked_head(head: object, task: PromptTask) -> Mapping[str, Array]:
@@ -309,15 +309,15 @@ def _checked_head(head: object, task: PromptTask) -> Mapping[str, Array]:
     return {name: _numbers(f"head[{name!r}]", head[name], "Take a model whose weights are numbers.") for name in head}
 
 
-def _numbers(name: str, given: object, advice: str) -> Array:
+def _numbers(name: str, values: object, advice: str) -> Array:
     """Returns a read-only copy of finite float32 numbers."""
-    found: Array = np.array(given, copy=True, order="C")
-    if found.dtype != np.float32:
-        raise fail(name, "float32 numbers", str(found.dtype))
-    if not np.isfinite(found).all():
+    array: Array = np.array(values, copy=True, order="C")
+    if array.dtype != np.float32:
+        raise fail(name, "float32 numbers", str(array.dtype))
+    if not np.isfinite(array).all():
         raise fail(name, "finite numbers", "NaN or an infinity", advice)
-    found.setflags(write=False)
-    return found
+    array.setflags(write=False)
+    return array
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -91,8 +91,10 @@ class SoftPromptClassifier(Runnable[Any, str]):
         for name, prompt in self.prompts.items():
             heads = prompt.peft_config.get("num_attention_heads")
             numbers = prompt.arrays[ARRAY]
-            found = self._scorer.put(name, prompt.method, numbers, task=prompt.task, heads=heads, head=prompt.head)
-            check_tokenizer(name, prompt, found)
+            fingerprint = self._scorer.put(
+                name, prompt.method, numbers, task=prompt.task, heads=heads, head=prompt.head
+            )
+            check_tokenizer(name, prompt, fingerprint)
             check_weights(name, prompt, self._scorer.weights())
 
     @override
@@ -137,11 +139,11 @@ class SoftPromptClassifier(Runnable[Any, str]):
         """
         if isinstance(inputs, (str, bytes, Mapping)):
             raise fail("inputs", "a list", type(inputs).__name__, "Put a single one into a list.")
-        asked = [self._question(given) for given in inputs]
-        found = self._scorer.scores(asked)
+        asked = [self._question(one_input) for one_input in inputs]
+        probabilities = self._scorer.scores(asked)
         return [
             dict(zip(self.prompts[one.prompt].task.labels, shares.tolist(), strict=True))
-            for one, shares in zip(asked, found, strict=True)
+            for one, shares in zip(asked, probabilities, strict=True)
         ]
 
     async def ascores(self, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, float]]:
@@ -165,21 +167,23 @@ class SoftPromptClassifier(Runnable[Any, str]):
 
     def _answers(self, inputs: list[Any]) -> list[str | Exception]:
         """Returns the label of each input, or what is wrong with it; the others run all the same."""
-        asked = [self._question_or_error(given) for given in inputs]
+        asked = [self._question_or_error(one_input) for one_input in inputs]
         questions = [one for one in asked if not isinstance(one, Exception)]
-        found = iter(self._scorer.scores(questions))
+        probabilities = iter(self._scorer.scores(questions))
         return [
-            one if isinstance(one, Exception) else self.prompts[one.prompt].task.labels[int(next(found).argmax())]
+            one
+            if isinstance(one, Exception)
+            else self.prompts[one.prompt].task.labels[int(next(probabilities).argmax())]
             for one in asked
         ]
 
-    def _question_or_error(self, given: Any) -> Question | ConfigurationError:
+    def _question_or_error(self, one_input: Any) -> Question | ConfigurationError:
         try:
-            return self._question(given)
+            return self._question(one_input)
         except ConfigurationError as error:
             return error
 
-    def _question(self, given: Any) -> Question:
+    def _question(self, one_input: Any) -> Question:
         """Reads an input.
 
         Raises:
@@ -187,19 +191,19 @@ class SoftPromptClassifier(Runnable[Any, str]):
         """
         from langchain_dpicl.backends.tuning.scoring import Question
 
-        said = {"text": public_text("input", given)} if isinstance(given, _CARRIERS) else given
-        if not isinstance(said, Mapping) or "text" not in said or not set(said) <= _KEYS:
-            found = sorted(map(str, said)) if isinstance(said, Mapping) else type(given).__name__
-            raise fail("input", 'a text, or a dict of "text", "pair" and "prompt"', found)
-        if strange := sorted(key for key, value in said.items() if not isinstance(value, str)):
+        fields = {"text": public_text("input", one_input)} if isinstance(one_input, _CARRIERS) else one_input
+        if not isinstance(fields, Mapping) or "text" not in fields or not set(fields) <= _KEYS:
+            actual = sorted(map(str, fields)) if isinstance(fields, Mapping) else type(one_input).__name__
+            raise fail("input", 'a text, or a dict of "text", "pair" and "prompt"', actual)
+        if strange := sorted(key for key, value in fields.items() if not isinstance(value, str)):
             raise fail("input", "texts", f"something else under {strange}")
-        name = said.get("prompt", self.default or "")
+        name = fields.get("prompt", self.default or "")
         if name not in self.prompts:
             raise fail("input", f'under "prompt" one of {sorted(self.prompts)}', name)
         task = self.prompts[name].task
-        if task.kind != "sequence_classification" and task.takes_pair != ("pair" in said):
-            raise fail("input", f'{"a" if task.takes_pair else "no"} "pair", as the template shows', sorted(said))
-        return Question(name, said["text"], said.get("pair"))
+        if task.kind != "sequence_classification" and task.takes_pair != ("pair" in fields):
+            raise fail("input", f'{"a" if task.takes_pair else "no"} "pair", as the template shows', sorted(fields))
+        return Question(name, fields["text"], fields.get("pair"))
 
 
 def _scorer(

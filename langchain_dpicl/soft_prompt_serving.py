@@ -90,8 +90,8 @@ class SoftPromptBackend:
     @property
     def name(self) -> str:
         """Public name: the model's, and which prompt stands in front; caches of LangChain tell prompts apart by it."""
-        said = "no default" if self.default is None else self.prompts[self.default].fingerprint
-        return f"{self._base.name} ({said})"
+        prompt = "no default" if self.default is None else self.prompts[self.default].fingerprint
+        return f"{self._base.name} ({prompt})"
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -235,10 +235,10 @@ class SoftPromptBackend:
         return f"SoftPromptBackend({self._base.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"
 
     def _known(self, name: str | None) -> str:
-        found = self.default if name is None else name
-        if found is None or found not in self.prompts:
+        chosen = self.default if name is None else name
+        if chosen is None or chosen not in self.prompts:
             raise fail("names", f"one of {sorted(self.prompts)}", name, "Or give the engine a default.")
-        return found
+        return chosen
 
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
         """Returns what a row reads behind its soft prompt."""
@@ -302,13 +302,13 @@ class _Room:
         if not rows:
             return completion.generated(self._engine, [], drawn, room=room)
         used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))
-        left = 1 << 30 if self.limit is None else self.limit - used
-        shape = Shape(len(rows), max(map(len, rows)), min(room, left), is_fast=True)
+        remaining = 1 << 30 if self.limit is None else self.limit - used
+        shape = Shape(len(rows), max(map(len, rows)), min(room, remaining), is_fast=True)
 
         def anew() -> PromptedBatch:
             return PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
 
-        return completion.grown(self._engine, anew, rows, drawn, left=left)
+        return completion.grown(self._engine, anew, rows, drawn, left=remaining)
 
 
 def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:
@@ -317,13 +317,13 @@ def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str
     Raises:
       ConfigurationError: none, or something else.
     """
-    found = {"default": prompts} if isinstance(prompts, SoftPrompt) else prompts
-    is_named = isinstance(found, Mapping) and all(
-        isinstance(name, str) and name and isinstance(prompt, SoftPrompt) for name, prompt in found.items()
+    by_name = {"default": prompts} if isinstance(prompts, SoftPrompt) else prompts
+    is_named = isinstance(by_name, Mapping) and all(
+        isinstance(name, str) and name and isinstance(prompt, SoftPrompt) for name, prompt in by_name.items()
     )
-    if not is_named or not found:
+    if not is_named or not by_name:
         raise fail("prompts", "a SoftPrompt, or several by name", type(prompts).__name__)
-    return MappingProxyType(dict(found))
+    return MappingProxyType(dict(by_name))
 
 
 def default_name(prompts: Mapping[str, SoftPrompt], asked: str | None) -> str | None:

@@ -251,14 +251,14 @@ class PromptDPSGD:
         rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
         public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
         path = checked_path(checkpoint)
-        kept = None if path is None or not path.exists() else Checkpoint.load(path)
+        stored = None if path is None or not path.exists() else Checkpoint.load(path)
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
-        name = _name(spender, component, kept)
-        if kept is not None:
-            kept.check_is_of(component=name, public=public, **terms)
-            kept.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
+        name = _name(spender, component, stored)
+        if stored is not None:
+            stored.check_is_of(component=name, public=public, **terms)
+            stored.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
         looks = Validation.of(fields, validation, labels=self.task.labels, every=validate_every, steps=plan.steps)
-        state = rule.start(self.engine.initial(self.init_text)) if kept is None else kept.state
+        state = rule.start(self.engine.initial(self.init_text)) if stored is None else stored.state
         if failure := AskCheck(self.engine, state.weights).run():
             raise failure  # what can fail without a record fails before anything is bound or paid for
         share = declare_share(
@@ -278,7 +278,7 @@ class PromptDPSGD:
             public=public,
             checkpoint=path,
             reserve_steps=block,
-            is_resumed=kept is not None,
+            is_resumed=stored is not None,
         )
 
     async def aprepare(self, private: PrivateExamples, **options: Any) -> TrainingRun:
@@ -321,11 +321,11 @@ class PromptDPSGD:
         return f"PromptDPSGD({engine.name!r}, method={engine.method!r}, num_virtual_tokens={engine.num_virtual_tokens})"
 
 
-def _name(budget: Budget, component: str | None, kept: Checkpoint | None) -> str:
+def _name(budget: Budget, component: str | None, stored: Checkpoint | None) -> str:
     """Returns the component's name: what is given, or the checkpoint's, or a fresh one."""
     if component is not None:
         return component
-    return budget.fresh_name("soft-prompt") if kept is None else kept.component
+    return budget.fresh_name("soft-prompt") if stored is None else stored.component
 
 
 def _check_paid(step: int, *, used: int) -> None:

@@ -231,10 +231,10 @@ class DemonstrationSynthesizer(Generation[Draft]):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _give_back(self, draft: Draft, events: RunEvents) -> None:
-        for held in (held for tickets in draft.tickets.values() for held in tickets):
-            if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
-                back = held.reservation.give_back()
-                held.owed, held.reservation = (0 if draft.done else back), None
+        for block in (block for tickets in draft.tickets.values() for block in tickets):
+            if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
+                back = block.reservation.give_back()
+                block.owed, block.reservation = (0 if draft.done else back), None
                 events.tickets -= back
 
     def _make(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
@@ -246,8 +246,8 @@ class DemonstrationSynthesizer(Generation[Draft]):
     def _job(self, draft: Draft) -> DraftJob:
         return draft.label, draft.number
 
-    def _take(self, draft: Draft, told: dict[str, str], bar: Any) -> None:
-        draft.values, draft.done = dict(told), True
+    def _take(self, draft: Draft, values: dict[str, str], bar: Any) -> None:
+        draft.values, draft.done = dict(values), True
         self._tick(bar, sum(segment.max_tokens for segment in self._script.segments))
 
     def _reserve(self, draft: Draft, events: RunEvents) -> None:
@@ -265,12 +265,12 @@ class DemonstrationSynthesizer(Generation[Draft]):
                 tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
             return
         for number, tickets in draft.tickets.items():
-            for held in tickets:
-                if held.owed and held.reservation is None:
-                    template = template_name(segments[number].name, held.length)
-                    held.reservation = self._share.reserve(template, label=draft.label, count=held.owed)
-                    events.tickets += held.owed
-                    held.owed = 0
+            for block in tickets:
+                if block.owed and block.reservation is None:
+                    template = template_name(segments[number].name, block.length)
+                    block.reservation = self._share.reserve(template, label=draft.label, count=block.owed)
+                    events.tickets += block.owed
+                    block.owed = 0
 
     def _open(
         self, draft: Draft, length: int, ticket: Reservation | None, name: str, known: dict[str, str]

@@ -66,11 +66,11 @@ class TokenRule:
 
     def __post_init__(self) -> None:
         check_choice("mechanism", self.mechanism, TOKEN_MECHANISMS)
-        given = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
-        given |= {"free_tokens": self.free_tokens, "private_tokens": self.private_tokens}
+        options = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
+        options |= {"free_tokens": self.free_tokens, "private_tokens": self.private_tokens}
         if not self.is_logit:
-            given["temperature"] = self.temperature
-            _refuse(given, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
+            options["temperature"] = self.temperature
+            _refuse(options, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
             return
         if self.mechanism != "clip_and_blend":
             blend = {"blend_weight": self.blend_weight, "center": self.center}
@@ -190,7 +190,7 @@ def public_margin(plan: ReleasePlan) -> float:
     return 2.0 * aggregation.clip / aggregation.num_slots if isinstance(aggregation, ClippedDifferenceMean) else 0.0
 
 
-def _refuse(given: dict[str, Any], expected: str) -> None:
-    wrong = [name for name, value in given.items() if value is not None]
+def _refuse(options: dict[str, Any], expected: str) -> None:
+    wrong = [name for name, value in options.items() if value is not None]
     if wrong:
-        raise fail(", ".join(wrong), expected, [given[name] for name in wrong])
+        raise fail(", ".join(wrong), expected, [options[name] for name in wrong])

@@ -216,8 +216,8 @@ def steps_of(public_size: int, expected_batch_size: int, *, steps: int | None, e
       ConfigurationError: not exactly one is given, or it is out of range.
     """
     if (steps is None) == (epochs is None):
-        found = "neither" if steps is None else "both"
-        raise ConfigurationError(f"steps, epochs: expected one of them, found {found}. Give steps=... or epochs=....")
+        actual = "neither" if steps is None else "both"
+        raise ConfigurationError(f"steps, epochs: expected one of them, found {actual}. Give steps=... or epochs=....")
     if steps is not None:
         return check_int("steps", steps, low=1)
     # As it is written: a float of 1.1 is a little more, and would make a step more.

@@ -118,8 +118,8 @@ class TrainingRun(Uncopyable):
     @property
     def steps_left(self) -> int:
         """Steps that are still paid for."""
-        held = self._held
-        return self._share.remaining(STEP_TEMPLATE) + (0 if held is None else held.unburnt)
+        reservation = self._held
+        return self._share.remaining(STEP_TEMPLATE) + (0 if reservation is None else reservation.unburnt)
 
     @property
     def weights(self) -> Floats:
@@ -172,14 +172,19 @@ class TrainingRun(Uncopyable):
 
     def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
         """Yields each step as soon as its weights are released; errors as in `run`."""
-        with self._events() as events, self._carried(), self._tickets(events) as left, self._bar(progress, left) as bar:
+        with (
+            self._events() as events,
+            self._carried(),
+            self._tickets(events) as remaining,
+            self._bar(progress, remaining) as bar,
+        ):
             while self.step < self.plan.steps:
-                failure, told = "", None
+                failure, step = "", None
                 try:
-                    told = drive(self._step(events))
+                    step = drive(self._step(events))
                 except ModelCallError as error:
                     failure = str(error)
-                yield self._told(told, failure, bar)
+                yield self._told(step, failure, bar)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
         """Is `stream`, awaitable."""
@@ -187,8 +192,8 @@ class TrainingRun(Uncopyable):
         async with self._events() as events:
             tickets = Aside(self._tickets(events), is_slow=is_slow)
             with self._carried():
-                async with tickets as left:
-                    with self._bar(progress, left) as bar:
+                async with tickets as remaining:
+                    with self._bar(progress, remaining) as bar:
                         while self.step < self.plan.steps:
                             failure, told = "", None
                             try:
@@ -220,7 +225,7 @@ class TrainingRun(Uncopyable):
             )
             self._unsettled.remove(ticket)
             loss = None
-            if self._validation is not None and self._validation.is_due(self.step, left=self.steps_left):
+            if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
                 loss = yield AskLoss(self.engine, self.weights, self._validation.examples)
             return TrainingStep(self.step, self.steps_left, loss)
 
@@ -272,10 +277,10 @@ class TrainingRun(Uncopyable):
         if self._checkpoint is None or not self._checkpoint.exists():
             return
         sizes = {"width": len(self.weights), "num_moments": len(self._state.moments)}
-        found = Checkpoint.load(self._checkpoint, **sizes)
+        on_disk = Checkpoint.load(self._checkpoint, **sizes)
         # Ctrl-C may have come right behind the write.
-        ours = [kept for kept in (self._on_file, self._state) if kept is not None and kept.is_same(found.state)]
-        if not ours or found.component != self._share.component:
+        ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
+        if not ours or on_disk.component != self._share.component:
             advice = "Prepare the run again, which goes on from the file; or take another file."
             raise fail("checkpoint", "the state that this run left there", "one that another run released", advice)
 
@@ -312,10 +317,10 @@ class TrainingRun(Uncopyable):
         finally:
             with self._lock:
                 self._streams -= 1
-                held = self._held
-                if held is not None and not self._streams:
+                reservation = self._held
+                if reservation is not None and not self._streams:
                     self._held = None
-                    events.tickets -= held.give_back()
+                    events.tickets -= reservation.give_back()
 
     def _ticket(self, events: RunEvents) -> Reservation | None:
         """Returns a reservation with a ticket to burn, made now where the last one has none; None: no ticket is left.
@@ -328,9 +333,9 @@ class TrainingRun(Uncopyable):
                 return self._held
             if self._held is not None:
                 self._check_file()
-            if not (left := self._share.remaining(STEP_TEMPLATE)):
+            if not (remaining := self._share.remaining(STEP_TEMPLATE)):
                 return None
-            self._held = self._share.reserve(STEP_TEMPLATE, count=min(left, self.reserve_steps))
+            self._held = self._share.reserve(STEP_TEMPLATE, count=min(remaining, self.reserve_steps))
             events.tickets += self._held.count
             return self._held
 
@@ -365,10 +370,10 @@ class TrainingRun(Uncopyable):
     def _events(self) -> RunEvents:
         return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
 
-    def _bar(self, progress: bool | None, left: int) -> Any:
+    def _bar(self, progress: bool | None, total: int) -> Any:
         hidden = None if progress is None else not progress
-        return tqdm(total=left, unit="step", desc="private training", disable=hidden, leave=False)
+        return tqdm(total=total, unit="step", desc="private training", disable=hidden, leave=False)
 
     def __repr__(self) -> str:
-        left = shown_left(lambda: self.steps_left)
-        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={left})"
+        remaining = shown_left(lambda: self.steps_left)
+        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={remaining})"

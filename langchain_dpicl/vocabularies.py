@@ -40,8 +40,8 @@ def public_vocabulary(
     """
     check_int("size", size, low=1, high=MOST_KEYWORDS)
     if texts is not None:
-        found = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
-        words_of_it = tuple(word for word in found if _says_something(word))[:size]
+        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
+        words_of_it = tuple(word for word in ranked_words if _says_something(word))[:size]
         if not words_of_it:
             raise fail("texts", "texts with words of three letters that are no stop words", f"{len(texts)} without")
         return words_of_it

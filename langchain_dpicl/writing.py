@@ -265,14 +265,16 @@ class _SegmentWriter:
         """Returns the candidates of the next token (a walk); the only one that a grammar leaves is written for free."""
         carrier = block if block is not None and block.carries_public else None
         while True:
-            found = yield from self.script.domain(self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher)
-            self.stuck = not len(found)
-            if self.matcher is None or len(found) != 1 or len(self.draft.tokens) >= MAX_FORCED:
-                return found
-            self._append(found.token(0), block)
+            candidates = yield from self.script.domain(
+                self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
+            )
+            self.stuck = not len(candidates)
+            if self.matcher is None or len(candidates) != 1 or len(self.draft.tokens) >= MAX_FORCED:
+                return candidates
+            self._append(candidates.token(0), block)
             self._write_forced(block)
             if self.has_ended():
-                return found
+                return candidates
 
     def write(self, token: Token, block: Block) -> None:
         """Appends a released token, and what must follow it."""
@@ -309,11 +311,11 @@ class _SegmentWriter:
 
 
 def _unburnt(draft: Draft) -> Iterator[tuple[int, Reservation | None]]:
-    for held in draft.tickets[draft.segment]:
-        while held.reservation is not None and held.reservation.unburnt:
-            yield held.length, held.reservation
-        for _ in range(held.owed if held.reservation is None else 0):
-            yield held.length, None
+    for block in draft.tickets[draft.segment]:
+        while block.reservation is not None and block.reservation.unburnt:
+            yield block.length, block.reservation
+        for _ in range(block.owed if block.reservation is None else 0):
+            yield block.length, None
 
 
 def make_script(
