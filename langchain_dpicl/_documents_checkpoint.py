@@ -1,8 +1,4 @@
-"""Where a run of synthetic documents stands, kept in a file of plain JSON. Knows released values only: no record.
-
-A file can be wrong but cannot act: what is read is topics and texts, no more of them than the run may have. Which
-topics were released the ledger knows as well (`TopicExamples.name_topics`), and how many texts are left.
-"""
+"""Reads and writes the checkpoint file of a run that synthesizes documents."""
 
 from __future__ import annotations
 
@@ -25,14 +21,10 @@ _FORM = FileForm(
 
 
 class DocumentsCheckpoint:
-    """A file that holds the topics before their ticket is committed, and every document as soon as it is written.
+    """A file that stores the topics before their ticket is committed, and every finished document.
 
-    Args:
-      path: the file; its folder exists.
-      terms: the run's public terms; a file with others is refused.
-
-    Raises:
-      ConfigurationError: no path, or a folder that cannot be written.
+    Its content is untrusted: topics and texts are bounded by the run's terms, and the ledger knows which topics were
+    released (`TopicExamples.name_topics`) and how many texts remain.
     """
 
     def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
@@ -40,18 +32,13 @@ class DocumentsCheckpoint:
         self._terms = plain("terms", terms)
 
     def read(self) -> tuple[tuple[tuple[str, int], ...], tuple[SyntheticText, ...]] | None:
-        """Returns topics with their noisy counts, and documents; None: there is no file yet.
-
-        Raises:
-          ConfigurationError: the file is of another run, ledger or form.
-          OSError: the file cannot be read.
-        """
+        """Returns topics with their noisy counts, and documents; None: there is no file yet."""
         if not self._path.exists():
             return None
         state = _FORM.load(self._path)
         if state["terms"] != self._terms:
-            advice = "Go on with the same ledger, data set, component and options; or take another file."
-            raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")
+            advice = "Continue with the same ledger, data set, component and options; or take another file."
+            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
         topics, texts = state["topics"], state["documents"]
         is_form = isinstance(topics, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in topics)
         if not is_form or not isinstance(texts, list):
@@ -60,11 +47,7 @@ class DocumentsCheckpoint:
         return counts, tuple(map(text_of, texts))
 
     def save(self, topics: Sequence[tuple[str, int]], texts: Sequence[SyntheticText]) -> None:
-        """Writes where the run stands; a reader sees the old file or the whole new one.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
+        """Writes where the run stands; a reader sees the old file or the whole new one."""
         state = {
             "terms": self._terms,
             "topics": [list(pair) for pair in topics],

@@ -1,9 +1,4 @@
-"""Where a private evolution stands, kept in a file of plain JSON. Knows released values only: no record, no embedding.
-
-A file can be wrong but cannot act: what is read is texts and numbers, no more of them than the run may have, and what
-survived is of the last histogram in it. That they are those that were released is the word of whoever keeps the file;
-how many rounds are left is the ledger's.
-"""
+"""Reads and writes the checkpoint file of a private evolution."""
 
 from __future__ import annotations
 
@@ -28,14 +23,10 @@ _KEYS = frozenset({"label", "survivors", "votes", "history"})
 
 
 class Checkpoint:
-    """A file that holds every released histogram before its ticket is committed, so that another process can go on.
+    """A file that stores every released histogram before its ticket is committed, so that another process can continue.
 
-    Args:
-      path: the file; its folder exists.
-      terms: the run's public terms; a file with others is refused.
-
-    Raises:
-      ConfigurationError: no path, or a folder that cannot be written.
+    Its content is untrusted: texts and numbers are bounded by the run's terms, survivors must be in the last
+    histogram, and the ledger decides how many rounds remain.
     """
 
     def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
@@ -43,20 +34,16 @@ class Checkpoint:
         self._terms = plain("terms", terms)
 
     def restore(self, populations: Sequence[Population], share: Share) -> None:
-        """Brings populations to where the file says they stand; without a file, they stay as they are.
+        """Restores the populations from the file, if it exists.
 
-        Rounds that the ledger no longer has are not done again: they were lost in a process that is gone.
-
-        Raises:
-          ConfigurationError: the file is of another run, ledger or form.
-          OSError: the file cannot be read.
+        Rounds that the ledger has no tickets for are not repeated: they were lost with a killed process.
         """
         if not self._path.exists():
             return
         state = _FORM.load(self._path)
         if state["terms"] != self._terms:
-            advice = "Go on with the same ledger, data set, component and options; or take another file."
-            raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")
+            advice = "Continue with the same ledger, data set, component and options; or take another file."
+            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
         stored = state["populations"]
         if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
             raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
@@ -68,11 +55,7 @@ class Checkpoint:
             population.done = not population.owed and population.rounds > 0
 
     def save(self, populations: Sequence[Population]) -> None:
-        """Writes where all populations stand; a reader sees the old file or the whole new one.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
+        """Writes the state of all populations; a reader sees the old file or the whole new one."""
         state = [
             {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
             for one in populations
@@ -81,11 +64,13 @@ class Checkpoint:
 
 
 def _label_of(one: Any) -> Any:
-    return one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS  # no label is a set
+    return (
+        one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS
+    )  # a set is unequal to every label
 
 
 def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
-    """Takes over what the file says of one label, once it is seen to be what a run of these terms can have."""
+    """Restores one population, after checking that a run of these terms can have this state."""
     survived, votes, history = one["survivors"], one["votes"], one["history"]
     rounds = [_round(each) for each in history] if isinstance(history, list) else None
     if rounds is None or None in rounds or len(rounds) > population.owed:
@@ -110,7 +95,7 @@ def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, can
 
 
 def _round(each: Any) -> dict[str, float] | None:
-    """Returns the finite votes by candidate; None: they are none."""
+    """Returns the finite votes by candidate; None for anything else."""
     if not isinstance(each, Mapping):
         return None
     votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
@@ -119,11 +104,11 @@ def _round(each: Any) -> dict[str, float] | None:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a finite number; None: it is none."""
+    """Returns a finite number; None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         number = float(value)
-    except OverflowError:  # a whole number of 400 digits
+    except OverflowError:  # such as an integer of 400 digits
         return None
     return number if math.isfinite(number) else None

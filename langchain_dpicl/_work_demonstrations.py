@@ -1,8 +1,4 @@
-"""Writing demonstrations elsewhere: what a worker is told, and how it keeps each released token before its commit.
-
-Knows wording, plans, tickets and the memo of released drafts; records, rows and sums are the curator's. A draft that a
-worker left behind is gone on with by the next, token by token as it was released.
-"""
+"""Generates demonstrations on workers, and stores each released token before its ticket is committed."""
 
 from __future__ import annotations
 
@@ -38,17 +34,17 @@ DraftJob: TypeAlias = tuple[str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationWork:
-    """The order to write demonstrations; public, and made from what the driver has planned.
+    """The job description for workers that generate demonstrations; public.
 
     Attributes:
       ledger_id: the driver's ledger.
-      component: whose share pays.
-      epsilon: the share as it was asked for.
+      component: name of the share that pays.
+      epsilon: the requested share.
       plan: what is released, and what it costs.
-      script: the public side, without an engine.
-      grammar: what a text may be.
-      public: what reports show of plan and script; a worker's has to be the same.
-      engine: what the plan depends on of the engine.
+      script: the public parameters, without an engine.
+      grammar: constrains the texts.
+      public: plan and script as reports show them; a worker's must be equal.
+      engine: the properties of the engine that the plan depends on.
     """
 
     ledger_id: str
@@ -64,13 +60,9 @@ class DemonstrationWork:
     def of(
         cls, script: Script, plan: GenerationPlan, *, ledger_id: str, component: str, epsilon: float | None
     ) -> DemonstrationWork:
-        """Takes the engine off the script.
-
-        Raises:
-          ConfigurationError: one deal serves several demonstrations, or the engine's tokens cannot be written down.
-        """
+        """Builds the job description; the script loses its engine."""
         if plan.design.sampling == "disjoint":
-            advice = "One secret deal serves all demonstrations of a label, and stays in one process."
+            advice = "All demonstrations of a label share one secret partition, which stays in one process."
             raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
         _token_out(script.backend.eos)
         bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
@@ -80,16 +72,11 @@ class DemonstrationWork:
 
     @property
     def key(self) -> str:
-        """Public name: of the whole order, so that no worker takes one for another of the same component."""
+        """Public name, with a digest of all fields, so that two jobs of one component differ."""
         return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
 
     def begin(self, place: Workplace) -> Callable[[DraftJob], Answer]:
-        """Declares the same share from the worker's own examples, and returns what writes one demonstration.
-
-        Raises:
-          ConfigurationError: the worker's model is another, or its place lacks something.
-          PrivacyBudgetError: the worker's ledger, or what its examples declare, is another.
-        """
+        """Declares the same share with the worker's own examples, and returns the function that runs one job."""
         num_jobs = len(self.plan.branches) * self.plan.shots_per_label
         private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=num_jobs)
         backend = as_backend(place.llm)
@@ -114,7 +101,7 @@ class DemonstrationWork:
 
 
 class _Writer:
-    """Writes one demonstration at a time, and keeps every released token before its ticket is committed."""
+    """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
 
     def __init__(
         self,
@@ -134,7 +121,7 @@ class _Writer:
         self._scope = scope
 
     def __call__(self, job: DraftJob) -> Answer:
-        """Returns a demonstration that stands in the memo, or goes on with it and puts it there."""
+        """Returns a demonstration from the memo, or completes it and stores it there."""
         label, number = job
         key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
         turn = JobTurn(self._memo, key)
@@ -149,14 +136,14 @@ class _Writer:
                     return Answer("lost", tickets=stored.charged)
             except TurnLostError:
                 return turn.busy(tickets=stored.charged)
-            except Exception as error:  # noqa: BLE001  told by its kind, with what it cost
+            except Exception as error:  # noqa: BLE001  reported by kind, with its cost
                 return Answer.of_fault(error, tickets=stored.charged)
             finally:
                 turn.leave()
         return Answer("done", stored.draft.values, tickets=stored.charged)
 
     def _written(self, stored: _Kept) -> bool:
-        """Writes the draft to its end; False: nothing is left that could pay for what is missing."""
+        """Completes the draft; False: no tickets remain for the missing tokens."""
         seen: list[int] = []
         while not stored.draft.done:
             if not self._has_tickets(stored):
@@ -167,11 +154,11 @@ class _Writer:
                 owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
                     raise
-                seen = owed  # others took some meanwhile: with what is left, if anything is
+                seen = owed  # other workers took tickets meanwhile: retry with the remaining ones
             except TurnLostError:
-                raise  # the draft in the memo is another worker's
+                raise  # another worker owns the draft in the memo
             except BaseException:
-                with suppress(MemoError):  # what stopped us is the error; these tokens were released all the same
+                with suppress(MemoError):  # raise the first error; store the released tokens if possible
                     stored.write()
                 raise
         stored.write()
@@ -181,7 +168,7 @@ class _Writer:
         return lambda draft, length, ticket, name, known: self._open(stored, length, name, known)  # noqa: ARG005  its own
 
     def _has_tickets(self, stored: _Kept) -> bool:
-        """Notes how many tickets each field may still take: what it has not spent, and no more than there are."""
+        """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
         draft = stored.draft
         blocks = dict(self._plan.branches)[draft.label].blocks
         draft.tickets = {}
@@ -198,7 +185,7 @@ class _Writer:
 
     @contextmanager
     def _open(self, stored: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
-        """Reserves one ticket for one block, so that whoever is killed loses no more; keeps what it released."""
+        """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
         draft = stored.draft
         template = template_name(self._script.segments[draft.segment].name, length)
         stored.turn.check(stored.told)
@@ -224,7 +211,7 @@ class _Writer:
 
 @dataclass(slots=True, repr=False)
 class _Kept:
-    """A draft, and how it stands in the memo. All of it is released or public."""
+    """A draft and its state in the memo; released and public values only."""
 
     draft: Draft
     memo: ReleaseMemo
@@ -235,7 +222,7 @@ class _Kept:
     told: str | None = None
 
     def read(self) -> None:
-        """Brings the draft to where the memo says it stands."""
+        """Loads the state of the draft from the memo."""
         self.told = self.memo.recall(self.key)
         if self.told is None:
             return
@@ -246,12 +233,7 @@ class _Kept:
         self.spent = Counter({(segment, length): count for segment, length, count in state["spent"]})
 
     def write(self) -> None:
-        """Keeps the draft as it is.
-
-        Raises:
-          TurnLostError: another worker has gone on with this draft meanwhile.
-          MemoError: it cannot be written.
-        """
+        """Stores the draft; raises TurnLostError if another worker changed it."""
         draft = self.draft
         text = json.dumps(
             {
@@ -266,12 +248,12 @@ class _Kept:
             return
         self.memo.remember(self.key, text, instead_of=self.told)
         if self.memo.recall(self.key) != text:
-            raise TurnLostError("memo: expected this draft as it was left, found that another run went on with it.")
+            raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
         self.told = text
 
 
 def _facts(script: Script) -> tuple[Any, ...]:
-    """Returns what a plan depends on of an engine."""
+    """Returns the properties of an engine that a plan depends on."""
     backend = script.backend
     return type(backend).__name__, backend.max_top_k, _token_out(backend.eos), script.is_fused, script.candidates
 

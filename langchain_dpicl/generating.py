@@ -1,8 +1,4 @@
-"""What every component that makes demonstrations does alike: run, stream, stop, go on, report. Reads no record.
-
-Knows items (a demonstration, a label's population), tickets and walks; what an item is and how it is made is said by
-whoever derives from `Generation`.
-"""
+"""The base of runs that generate demonstrations: run, stream, interrupt, continue and report."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ from langchain_dpicl.run_events import RunEvents
 
 
 class Item(Protocol):
-    """What is made one after the other; all of it is public or released.
+    """One unit of work of a run (a demonstration, a label's population); holds public or released values only.
 
     Attributes:
-      done: whether nothing is left to do for it.
-      busy: whether somebody is at it.
+      done: whether the item is complete.
+      busy: whether a run is working on it.
     """
 
     done: bool
@@ -40,14 +36,14 @@ T = TypeVar("T", bound=Item)
 
 
 class Generation(ABC, Generic[T]):
-    """A run that makes demonstrations, item by item, with what it needs to stop and to go on.
+    """A run that generates demonstrations item by item; it can be interrupted and continued.
 
     Formal guarantees:
-      - What was released stays with it whatever ends a run, and every error carries it as `synthesizer`.
+      - Released values stay in the run after any error, and every error carries the run as `synthesizer`.
     """
 
     _noun: ClassVar[str]
-    """What messages call it."""
+    """Name of the run in messages."""
 
     def __init__(
         self,
@@ -67,7 +63,7 @@ class Generation(ABC, Generic[T]):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all demonstrations are released."""
         return all(item.done for item in self._items)
 
     @property
@@ -76,14 +72,15 @@ class Generation(ABC, Generic[T]):
         """The demonstrations released so far (public)."""
 
     def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Makes what is missing and returns everything released.
+        """Generates the missing demonstrations and returns everything released.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: a public call failed, to the model or the embeddings; what was released is kept,
-            and calling `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer`.
+          SynthesisInterruptedError: a public call to the model or the embeddings failed; released values are
+            kept, and calling `run` again continues with the unburnt tickets. Other errors and Ctrl-C carry
+            `synthesizer`.
           PrivacyBudgetError: the tickets could not be reserved.
         """
         for _ in self.stream(progress=progress):
@@ -91,13 +88,13 @@ class Generation(ABC, Generic[T]):
         return self.released()
 
     async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Is `run`, awaitable; what one release asks is asked concurrently."""
+        """Async version of `run`; the calls of one release run concurrently."""
         async for _ in self.astream(progress=progress):
             pass
         return await aside(self.released, is_slow=self._budget.durable)
 
     def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
-        """Yields each demonstration as soon as its item has been made; errors as in `run`."""
+        """Yields each demonstration as soon as its item is complete; errors as in `run`."""
         try:
             with self._bar(progress) as bar, closing(self._made(bar)) as made:
                 for item in made:
@@ -108,7 +105,7 @@ class Generation(ABC, Generic[T]):
             self._rest()
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
-        """Is `stream`, awaitable."""
+        """Async version of `stream`."""
         try:
             with self._bar(progress) as bar:
                 async with aclosing(self._amade(bar)) as made:
@@ -120,7 +117,7 @@ class Generation(ABC, Generic[T]):
             self._rest()
 
     def released(self) -> ReleasedDemonstrations:
-        """Returns what was released so far with its privacy report."""
+        """Returns everything released so far with its privacy report."""
         report = {
             "private": True,
             "epsilon": self._share.epsilon,
@@ -132,23 +129,23 @@ class Generation(ABC, Generic[T]):
         }
         return ReleasedDemonstrations(tuple(self.demonstrations), report, self._shown_plan())
 
-    # -- what an item is, and how it is made -------------------------------------------------------------------------
+    # -- defined by subclasses ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def _make(self, item: T, bar: Any, events: RunEvents) -> Walk[None]:
-        """Makes one item (a walk); released parts stay in it whatever happens."""
+        """Generates one item (a walk); released parts stay in the item after any error."""
 
     def _job(self, item: T) -> Hashable:
-        """Returns the public job that makes an item elsewhere."""
+        """Returns the public job that generates an item on a worker."""
         raise NotImplementedError
 
     def _take(self, item: T, result: Any, bar: Any) -> None:
-        """Takes what a worker released for an item, which is done by it."""
+        """Stores a worker's result in an item, which completes it."""
         raise NotImplementedError
 
     @abstractmethod
     def _give_back(self, item: T, events: RunEvents) -> None:
-        """Gives back those of an item's tickets that did not burn, as far as the plan lets it."""
+        """Returns an item's unburnt tickets to the share, if they are refundable."""
 
     @abstractmethod
     def _examples(self, item: T) -> list[dict[str, str]]:
@@ -156,11 +153,11 @@ class Generation(ABC, Generic[T]):
 
     @abstractmethod
     def _shown_plan(self) -> Mapping[str, Any]:
-        """Returns what reports show of the plan."""
+        """Returns the plan as reports show it."""
 
     @abstractmethod
     def _so_far(self) -> str:
-        """Returns public words on what is released, for who is told of a stop."""
+        """Returns how much is released, as the start of a sentence for error messages."""
 
     @abstractmethod
     def _new_bar(self, hidden: bool | None) -> Any:
@@ -172,7 +169,7 @@ class Generation(ABC, Generic[T]):
         return (item for item in self._items if not item.done)
 
     def _made(self, bar: Any) -> Generator[T | None]:
-        """Makes items and yields each; now and then None, while others make them."""
+        """Generates items and yields each; None while workers are busy."""
         return self._made_here(bar) if self._elsewhere is None else self._made_there(self._elsewhere, bar)
 
     def _made_here(self, bar: Any) -> Generator[T | None]:
@@ -204,7 +201,7 @@ class Generation(ABC, Generic[T]):
             yield item
 
     def _made_there(self, elsewhere: Elsewhere, bar: Any) -> Generator[T | None]:
-        """Has workers make the items; what came is taken before anything is said of what did not come."""
+        """Generates the items on workers; stores every result before it raises for the missing ones."""
         items = {self._job(item): item for item in self._open_items()}
         faults: list[DPICLError] = []
         missing = 0
@@ -239,10 +236,7 @@ class Generation(ABC, Generic[T]):
 
     @contextmanager
     def _at_work(self, item: T, events: RunEvents) -> Iterator[None]:
-        """Keeps others off an item, and gives back what a stopped or finished one did not burn.
-
-        Whatever ends it, the error carries this component, so that nothing released is lost with it.
-        """
+        """Marks an item as busy, returns its unburnt tickets at the end, and attaches this run to every error."""
         with self._lock:
             if item.busy:
                 msg = f"run: expected no other run of this {self._noun}, found one. Wait for its end."
@@ -264,7 +258,7 @@ class Generation(ABC, Generic[T]):
             error.synthesizer = self  # type: ignore[attr-defined]
 
     def _check_done(self, failure: str) -> None:
-        """Reports an interruption from a frame without a cause."""
+        """Raises for an interruption, outside `except`, so that the error has no cause that could hold private text."""
         if failure:
             msg = (
                 f"Generation stopped: {failure.rstrip('.')}. {self._so_far()} released and kept; tickets that burnt "
@@ -276,12 +270,12 @@ class Generation(ABC, Generic[T]):
         return self._new_bar(None if progress is None else not progress)
 
     def _rest(self) -> None:
-        """Ends workers that are nobody else's, behind a run."""
+        """Stops the workers that this run started."""
         if self._elsewhere is not None:
             self._elsewhere.rest()
 
     def _show(self, bar: Any) -> None:
-        """Shows on the bar what an item brought."""
+        """Shows the state after an item on the bar."""
 
     @staticmethod
     def _tick(bar: Any, steps: int = 1) -> None:

@@ -1,7 +1,4 @@
-"""Token-by-token generation of demonstrations (Tang et al. 2023, Algorithm 1), on the corridor of `curator.py`.
-
-Knows wording, public vocabularies and stop rules; never sees a private record, a row or a sum.
-"""
+"""DemonstrationSynthesizer: generates demonstrations token by token (Tang et al. 2023, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_tex
 
 @tells_how_to_build()
 class DemonstrationSynthesizer(Generation[Draft]):
-    """Generates differentially private demonstrations, once, for use for ever.
+    """Generates differentially private demonstrations once; they can be used without limit.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of indices released under `plan`, whose event is charged
@@ -46,7 +43,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
       - Stopping (EOS, stop strings, length) looks at released tokens only.
 
     Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
-    LangChain run, observers hear `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
+    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
     """
 
     _noun = "synthesizer"
@@ -108,7 +105,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         component: str | None = None,
         executor: ExecutorLike = None,
     ) -> DemonstrationSynthesizer:
-        """Plans the noise, declares the share and returns a synthesizer that has not spent anything yet.
+        """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
@@ -130,38 +127,39 @@ class DemonstrationSynthesizer(Generation[Draft]):
           max_label_tokens: cap of a generated open label, in tokens.
           shots_per_label: demonstrations per label; their costs compose.
           max_tokens: cap of a demonstration's text, in tokens.
-          grammar: what a text may be, for instance `Grammar.json_schema(...)`; what it forces is written for free.
+          grammar: constrains the texts, for instance `Grammar.json_schema(...)`; tokens that it forces cost nothing.
           mechanism: "gumbel", "gaussian" or "permute_and_flip" on next-token probabilities; "recentered_clip",
             "difference_clip" or "clip_and_blend" on logits, from a model that shows its whole vocabulary.
-          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: what temperature and noise
-            leave. With `temperature` it decides the noise.
+          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: computed from temperature
+            and noise. With `temperature` it determines the noise.
           blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
-          center: "max" (default) or "none": what is taken off a row's logits ("clip_and_blend").
+          center: "max" (default) or "none": what is subtracted from a row's logits ("clip_and_blend").
           free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
             and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
-          private_tokens: with `free_tokens`, most private tokens per sample; what follows is public.
+          private_tokens: with `free_tokens`, the maximum of private tokens per sample; later tokens are public.
           rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", "disjoint" (one secret deal per label: each demonstration reads a batch of its own, for
-            the whole of it), or "fixed" (balanced partition; `replace_one` without labels only).
+          sampling: "poisson", "disjoint" (one secret partition per label: each demonstration reads its own batch for
+            all of its tokens), or "fixed" (balanced partition; `replace_one` without labels only).
           overfill: expected units per shot of a slot.
-          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, which is all that
-            "disjoint" has. None: 1 otherwise.
+          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, the only value for
+            "disjoint". None: 1 otherwise.
           public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
             shows how many); None: the whole vocabulary.
-          stop: strings that end a field; by default a line break, or nothing where a grammar says what a text is.
+          stop: strings that end a field; by default a line break, or nothing with a grammar.
           temperature: of the released token's softmax (logit mechanisms; 1 by default); for "gaussian", sampling
             temperature on the noised vector, 0 (default) takes the largest.
-          top_k: sample among so many noised candidates (mechanism "gaussian" only).
+          top_k: sample among this many noised candidates (mechanism "gaussian" only).
           top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          executor: a `RayExecutor`, or "ray": demonstrations are written by workers, each with records, model and
-            ledger of its own, and what they released under this `component` is found again. None: here.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
+            and ledger connection; demonstrations that they released under this `component` are reused. None: this
+            process.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
 
         Source: Tang et al. (2023), Algorithm 1.
         """
@@ -326,12 +324,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
 def _elsewhere(
     executor: ExecutorLike, budget: Budget, script: Script, plan: GenerationPlan, **paid: Any
 ) -> Elsewhere | None:
-    """Returns the workers and what they are told; None: demonstrations are written here.
-
-    Raises:
-      ConfigurationError: a deal that stays in one process.
-      LedgerError: a ledger that workers cannot reach.
-    """
+    """Returns the remote execution, or None without an executor."""
     workers = as_executor(executor)
     if workers is None:
         return None
@@ -348,7 +341,7 @@ def public_sizes(private: PrivateExamples) -> dict[str | None, int]:
 def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] | None) -> str | None:
     if key is None:
         if labels is not None:
-            raise fail("open_labels", "open_label_key with it", labels)
+            raise fail("open_labels", "None without open_label_key", labels)
         return private.label_key
     if private.label_key is not None or key not in private.fields:
         msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
@@ -361,7 +354,7 @@ def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] 
 def _rules(
     mechanism: str, temperature: float | None, options: dict[str, Any], *, top_k: int | None, top_p: float
 ) -> tuple[TokenRule, Decoding]:
-    """Returns how a token is released, and read off a noised vector; `temperature` belongs to one of the two."""
+    """Returns the token rule and the decoding; `temperature` goes to the one of them that the mechanism uses."""
     is_logit = mechanism in LOGIT_MECHANISMS
     rule = TokenRule(mechanism, temperature=temperature if is_logit else None, **options)
     decoding = Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)

@@ -196,7 +196,7 @@ def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) 
 
 def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tmp_path: Path) -> None:
     process.start()[0].run(progress=False)
-    with pytest.raises(ConfigurationError, match="this very run"):
+    with pytest.raises(ConfigurationError, match="of this run"):
         evolution(
             private=PrivateExamples(RECORDS, **BY_QUEUE),
             rounds=3,

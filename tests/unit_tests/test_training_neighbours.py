@@ -50,7 +50,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 STOPPED = (
     "Training stopped: {}. {} of 4 steps are made and kept; tickets that burnt stay charged. Call run() on "
-    "error.training_run to go on."
+    "error.training_run to continue."
 )
 
 

@@ -512,7 +512,7 @@ def test_what_another_run_released_is_not_written_over(begun: str, awaited: bool
     late = prepared(private, **options)
     next(first.stream())
     kept, charged = path.read_text(), counts(budget)
-    with pytest.raises(ConfigurationError, match="state that this run left there") as caught:
+    with pytest.raises(ConfigurationError, match="state that this run stored") as caught:
         run(late, awaited=awaited)
     assert caught.value.training_run is late  # type: ignore[attr-defined]
     assert (path.read_text(), counts(budget)) == (kept, charged)
@@ -662,7 +662,7 @@ def test_a_file_of_another_run_is_refused_and_nothing_is_declared(other: str, tm
     next(prepared(**given).stream())
     changed = {**given, **OTHERS[other](None)}
     before = lines(changed["budget"]), changed["budget"].remaining_epsilon
-    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this very run") as caught:
+    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this run") as caught:
         prepared(**changed)
     assert SAID_OF_OTHERS[other] in str(caught.value)
     assert (lines(changed["budget"]), changed["budget"].remaining_epsilon) == before
