@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._constructing import tells_how_to_build
+from langchain_dpicl._runs import report_of
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.curator import release_counts
@@ -99,16 +100,8 @@ class _Counting(Uncopyable):
                 events.tickets -= ticket.give_back()  # unburnt tickets only
 
     def _shown(self) -> ReleasedCounts:
-        report = {
-            "private": True,
-            "epsilon": self.share.epsilon,
-            "delta": self.share.delta,
-            "adjacency": self.budget.adjacency,
-            "component": self.share.component,
-            "dataset_id": self.plan.partition,
-            "ledger_id": self.budget.ledger_id,
-            "budget": self.budget.report().to_dict(),
-        }
+        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
+        report = report_of(self.budget, self.share, **names)
         return ReleasedCounts(dict(self._counts or ()), report, self.plan.to_dict())
 
     def __repr__(self) -> str:

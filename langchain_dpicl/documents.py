@@ -7,7 +7,6 @@ import dataclasses
 import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any
 
 from langchain_core.document_loaders import BaseLoader
@@ -16,6 +15,8 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
+from langchain_dpicl._progress import carrying
+from langchain_dpicl._runs import StreamedRun, report_of
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.callbacks import resolve_budget
@@ -39,7 +40,7 @@ PLACE_KEY = "topic"
 
 
 @tells_how_to_build()
-class DocumentSynthesizer(Uncopyable):
+class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments]):
     """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
 
     Every unit votes for a few keywords of a public vocabulary. The keywords with the largest noisy counts become
@@ -281,31 +282,19 @@ class DocumentSynthesizer(Uncopyable):
         """Whether all documents are released."""
         return self._topics is not None and self._writer.finished
 
-    def run(self, *, progress: bool | None = None) -> SyntheticDocuments:
-        """Releases the missing topics and documents, and returns everything released.
+    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
+        """Yields each document as soon as it is released.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: the public model call failed; released values are kept, and calling `run` again
-            continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer` as well.
+          SynthesisInterruptedError: the public model call failed; released values are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer` as well.
           ModelCallError: the histogram could not be computed; its ticket stays burnt.
           PrivacyBudgetError: the tickets could not be reserved.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> SyntheticDocuments:
-        """Async version of `run`; the rows of one release are scored concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
-        """Yields each document as soon as it is released; errors as in `run`."""
-        with self._carried():
+        with carrying(synthesizer=self):
             with self._events() as events:
                 self._find(events)
             for made in self._writer.stream(progress=progress):
@@ -313,7 +302,7 @@ class DocumentSynthesizer(Uncopyable):
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
         """Async version of `stream`."""
-        with self._carried():
+        with carrying(synthesizer=self):
             async with self._events() as events:
                 await aside(lambda: self._find(events))
             async for made in self._writer.astream(progress=progress):
@@ -321,15 +310,11 @@ class DocumentSynthesizer(Uncopyable):
 
     def released(self) -> SyntheticDocuments:
         """Returns everything released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            **self._names(),
-            "budget": self._budget.report().to_dict(),
-        }
+        names = {"dataset_id": self.plan.partition, "ledger_id": self._budget.ledger_id}
+        report = report_of(self._budget, self._share, **names)
         return SyntheticDocuments(self._texts(), self.topics, report, self._public)
+
+    _whole = released
 
     def _find(self, events: RunEvents) -> None:
         """Releases the histogram and sets the topics, once; concurrent callers wait."""
@@ -399,16 +384,6 @@ class DocumentSynthesizer(Uncopyable):
 
     def _events(self) -> RunEvents:
         return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
-
-    @contextmanager
-    def _carried(self) -> Iterator[None]:
-        """Whatever ends a run, the error carries this synthesizer, so that nothing released is lost with it."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.synthesizer = self  # type: ignore[attr-defined]
-            raise
 
     def __repr__(self) -> str:
         return f"DocumentSynthesizer(component={self._share.component!r}, topics={self.plan.num_topics})"

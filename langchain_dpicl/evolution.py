@@ -15,6 +15,7 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._evolution_checkpoint import Checkpoint
 from langchain_dpicl._evolution_population import Population, Selection, Survival
 from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
+from langchain_dpicl._progress import new_bar, tick
 from langchain_dpicl._work_texts import writing_model
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.nearest import Candidates, NearestRows, Texts
@@ -25,7 +26,7 @@ from langchain_dpicl.curator import release_once
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.generating import Generation, new_bar
+from langchain_dpicl.generating import Generation
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget, Share
@@ -251,7 +252,7 @@ class PrivateEvolution(Generation[Population]):
             candidates = yield self._nearest.ask_public(population.texts)
             self._reserve(population, events)
             yield from self._vote(population, candidates)
-            self._tick(bar)
+            tick(bar)
         if not population.rounds:
             raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
         population.done = True
@@ -309,8 +310,8 @@ class PrivateEvolution(Generation[Population]):
     def _shown_plan(self) -> dict[str, Any]:
         return {**self.plan.to_dict(), **_shown(self._writer.wording, self._nearest, self.survival, self._writer.model)}
 
-    def _new_bar(self, hidden: bool | None) -> Any:
-        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", hidden=hidden)
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", progress=progress)
 
     def __repr__(self) -> str:
         return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
-from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from tqdm.auto import tqdm
-
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl._progress import carrying
+from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
 from langchain_dpicl.executors import Elsewhere, not_paid, taken_aside
@@ -35,7 +35,7 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-class Generation(ABC, Generic[T]):
+class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]):
     """A run that generates demonstrations item by item; it can be interrupted and continued.
 
     Formal guarantees:
@@ -71,30 +71,17 @@ class Generation(ABC, Generic[T]):
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations released so far (public)."""
 
-    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Generates the missing demonstrations and returns everything released.
+    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
+        """Yields each demonstration as soon as its item is complete.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: a public call to the model or the embeddings failed; released values are
-            kept, and calling `run` again continues with the unburnt tickets. Other errors and Ctrl-C carry
-            `synthesizer`.
+          SynthesisInterruptedError: a public call to the model or the embeddings failed; released values are kept, and
+            another `run` or `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer`.
           PrivacyBudgetError: the tickets could not be reserved.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Async version of `run`; the calls of one release run concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
-        """Yields each demonstration as soon as its item is complete; errors as in `run`."""
         try:
             with self._bar(progress) as bar, closing(self._made(bar)) as made:
                 for item in made:
@@ -118,16 +105,10 @@ class Generation(ABC, Generic[T]):
 
     def released(self) -> ReleasedDemonstrations:
         """Returns everything released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self._private.dataset_id,
-            "budget": self._budget.report().to_dict(),
-        }
+        report = report_of(self._budget, self._share, dataset_id=self._private.dataset_id)
         return ReleasedDemonstrations(tuple(self.demonstrations), report, self._shown_plan())
+
+    _whole = released
 
     # -- defined by subclasses ---------------------------------------------------------------------------------------
 
@@ -160,7 +141,7 @@ class Generation(ABC, Generic[T]):
         """Returns how much is released, as the start of a sentence for error messages."""
 
     @abstractmethod
-    def _new_bar(self, hidden: bool | None) -> Any:
+    def _bar(self, progress: bool | None) -> Any:
         """Returns a progress bar."""
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -243,19 +224,13 @@ class Generation(ABC, Generic[T]):
                 raise ConfigurationError(msg)
             item.busy = True
         try:
-            yield
-        except BaseException as error:
-            self._carry(error)
-            raise
+            with carrying(synthesizer=self):
+                yield
         finally:
             try:
                 self._give_back(item, events)
             finally:
                 item.busy = False
-
-    def _carry(self, error: BaseException) -> None:
-        with suppress(AttributeError, TypeError):
-            error.synthesizer = self  # type: ignore[attr-defined]
 
     def _check_done(self, failure: str) -> None:
         """Raises for an interruption, outside `except`, so that the error has no cause that could hold private text."""
@@ -266,9 +241,6 @@ class Generation(ABC, Generic[T]):
             )
             raise SynthesisInterruptedError(msg, synthesizer=self)
 
-    def _bar(self, progress: bool | None) -> Any:
-        return self._new_bar(None if progress is None else not progress)
-
     def _rest(self) -> None:
         """Stops the workers that this run started."""
         if self._elsewhere is not None:
@@ -277,15 +249,5 @@ class Generation(ABC, Generic[T]):
     def _show(self, bar: Any) -> None:
         """Shows the state after an item on the bar."""
 
-    @staticmethod
-    def _tick(bar: Any, steps: int = 1) -> None:
-        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-            bar.update(steps)
 
-
-def new_bar(total: int, unit: str, words: str, *, hidden: bool | None) -> Any:
-    """Returns a progress bar; `hidden` None: shown on a terminal only."""
-    return tqdm(total=total, unit=unit, desc=words, disable=hidden, leave=False)
-
-
-__all__ = ["Generation", "Item", "new_bar"]
+__all__ = ["Generation", "Item"]

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from langchain_dpicl._constructing import tells_how_to_build
+from langchain_dpicl._progress import new_bar, tick
 from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
@@ -19,7 +20,7 @@ from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.executors import Elsewhere
-from langchain_dpicl.generating import Generation, new_bar
+from langchain_dpicl.generating import Generation
 from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
@@ -237,7 +238,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
 
     def _make(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         self._reserve(draft, events)
-        yield from write_draft(self._script, draft, self._open, lambda: self._tick(bar))
+        yield from write_draft(self._script, draft, self._open, lambda: tick(bar))
         if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
             self._deals.finish(draft.label)
 
@@ -246,7 +247,8 @@ class DemonstrationSynthesizer(Generation[Draft]):
 
     def _take(self, draft: Draft, values: dict[str, str], bar: Any) -> None:
         draft.values, draft.done = dict(values), True
-        self._tick(bar, sum(segment.max_tokens for segment in self._script.segments))
+        for _ in range(self._tokens_per_draft):
+            tick(bar)
 
     def _reserve(self, draft: Draft, events: RunEvents) -> None:
         """Reserves every ticket that one demonstration still needs, before its first private call."""
@@ -309,9 +311,12 @@ class DemonstrationSynthesizer(Generation[Draft]):
     def _shown_plan(self) -> dict[str, Any]:
         return {**self.plan.to_dict(), **self._script.to_dict()}
 
-    def _new_bar(self, hidden: bool | None) -> Any:
-        per_demo = sum(segment.max_tokens for segment in self._script.segments)
-        return new_bar(per_demo * len(self._items), "token", "private generation", hidden=hidden)
+    @property
+    def _tokens_per_draft(self) -> int:
+        return sum(segment.max_tokens for segment in self._script.segments)
+
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(self._tokens_per_draft * len(self._items), "token", "private generation", progress=progress)
 
     def _show(self, bar: Any) -> None:
         with suppress(OSError, ValueError):

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerState
+from langchain_dpicl._progress import carrying, new_bar
+from langchain_dpicl._runs import StreamedRun, report_of
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import AskLoss, ExampleFields, Validation
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
@@ -51,7 +51,7 @@ class TrainingStep:
     validation_loss: float | None
 
 
-class TrainingRun(Uncopyable):
+class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     """A run of `PromptDPSGD`; it can be interrupted and continued. Made by `PromptDPSGD.prepare`.
 
     Formal guarantees:
@@ -125,52 +125,33 @@ class TrainingRun(Uncopyable):
     @property
     def report(self) -> dict[str, Any]:
         """The privacy report of all steps of the run (public)."""
-        return {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self.plan.partition,
-            "ledger_id": self._budget.ledger_id,
-            "step": self.step,
-            "steps": self.plan.steps,
-            "budget": self._budget.report().to_dict(),
-        }
+        shown = {"ledger_id": self._budget.ledger_id, "step": self.step, "steps": self.plan.steps}
+        return report_of(self._budget, self._share, dataset_id=self.plan.partition, **shown)
 
     @property
     def soft_prompt(self) -> SoftPrompt:
         """The prompt with the current weights; free."""
         return SoftPrompt.of(self.engine, self.weights, report=self.report)
 
-    def run(self, *, progress: bool | None = None) -> SoftPrompt:
-        """Trains all steps of the plan, and returns the prompt.
+    def _whole(self) -> SoftPrompt:
+        return self.soft_prompt
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
+        """Yields each step as soon as its weights are released, until all steps of the plan are made.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          TrainingInterruptedError: a public model call failed; released weights are kept, and calling `run` again
-            continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and none
-            remains before the last step: `error.soft_prompt` is the current prompt. Other errors and Ctrl-C carry
-            `training_run` too.
+          TrainingInterruptedError: a public model call failed; released weights are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and
+            none remains before the last step: `error.soft_prompt` is the current prompt. Other errors and Ctrl-C
+            carry `training_run` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.soft_prompt
-
-    async def arun(self, *, progress: bool | None = None) -> SoftPrompt:
-        """Async version of `run`: the engine works in a thread."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(lambda: self.soft_prompt, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
-        """Yields each step as soon as its weights are released; errors as in `run`."""
         with (
             self._events() as events,
-            self._carried(),
+            carrying(training_run=self),
             self._tickets(events) as remaining,
             self._bar(progress, remaining) as bar,
         ):
@@ -187,7 +168,7 @@ class TrainingRun(Uncopyable):
         is_slow = self._budget.durable
         async with self._events() as events:
             tickets = Aside(self._tickets(events), is_slow=is_slow)
-            with self._carried():
+            with carrying(training_run=self):
                 async with tickets as remaining:
                     with self._bar(progress, remaining) as bar:
                         while self.step < self.plan.steps:
@@ -345,22 +326,11 @@ class TrainingRun(Uncopyable):
             bar.update()
         return step
 
-    @contextmanager
-    def _carried(self) -> Iterator[None]:
-        """Attaches this run to every error."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.training_run = self  # type: ignore[attr-defined]
-            raise
-
     def _events(self) -> RunEvents:
         return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
 
     def _bar(self, progress: bool | None, total: int) -> Any:
-        hidden = None if progress is None else not progress
-        return tqdm(total=total, unit="step", desc="private training", disable=hidden, leave=False)
+        return new_bar(total, "step", "private training", progress=progress)
 
     def __repr__(self) -> str:
         remaining = shown_left(lambda: self.steps_left)

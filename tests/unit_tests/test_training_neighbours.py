@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, PrivateExamples, training_run
+from langchain_dpicl import Budget, PrivateExamples, _progress
 from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends import gradients
 from langchain_dpicl.backends.base import TrainingExample
@@ -141,7 +141,7 @@ def observe(texts: tuple[str, ...], *, design: str, users: str | None = None, is
     """Everything that anybody but the engine sees of it, as one text without random ids."""
     events, log, bar = Events(), Log(), type("OneBar", (Bar,), {"shown": []})
     logging.getLogger().addHandler(log)
-    real, training_run.tqdm = training_run.tqdm, bar
+    real, _progress.tqdm = _progress.tqdm, bar
     try:
         with (
             TemporaryDirectory() as folder,
@@ -156,7 +156,7 @@ def observe(texts: tuple[str, ...], *, design: str, users: str | None = None, is
             seen = steps.invoke(None, {"callbacks": [events]})
             seen.append(sorted(path.name for path in Path(folder).iterdir()))
     finally:
-        training_run.tqdm = real
+        _progress.tqdm = real
         logging.getLogger().removeHandler(log)
     lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
     seen += [events.told, lines, log.lines, bar.shown, [str(one.message) for one in warned], printed.getvalue()]
@@ -254,7 +254,7 @@ def _private_loss_in_the_bar(patch: pytest.MonkeyPatch) -> None:
     real = TrainingRun._ask
 
     def ask(self: Any, groups: Any) -> Any:
-        training_run.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
+        _progress.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
         return real(self, groups)
 
     patch.setattr(TrainingRun, "_ask", ask)

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, training_run, verify_report
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _progress, verify_report
 from langchain_dpicl._optimizers import WEIGHT_GRID
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import ExampleFields
@@ -732,7 +732,7 @@ def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = type("OneBar", (Bar,), {"shown": []})
-    monkeypatch.setattr(training_run, "tqdm", bar)
+    monkeypatch.setattr(_progress, "tqdm", bar)
     engine, asked = LogisticEngine(), []
     real = engine.losses
     engine.losses = lambda weights, given: asked.extend(given) or real(weights, given)  # type: ignore[method-assign]
