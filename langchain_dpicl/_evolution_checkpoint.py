@@ -7,43 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_dpicl._evolution_population import Population
-from langchain_dpicl._plain_files import checked_target
-from langchain_dpicl._released_files import FileForm, plain, write_whole
+from langchain_dpicl._released_files import CheckpointFile, FileForm
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.ledger import Share
 
-_FORM = FileForm(
-    "a checkpoint of private evolution",
-    "langchain-dpicl/private-evolution",
-    1,
-    frozenset({"terms", "populations"}),
-)
 _KEYS = frozenset({"label", "survivors", "votes", "history"})
 
 
-class Checkpoint:
+class Checkpoint(CheckpointFile):
     """A file that stores every released histogram before its ticket is committed, so that another process can continue.
 
     Its content is untrusted: texts and numbers are bounded by the run's terms, survivors must be in the last
     histogram, and the ledger decides how many rounds remain.
     """
 
-    def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
-        self._path = checked_target("checkpoint", path)
-        self._terms = plain("terms", terms)
+    _FORM = FileForm(
+        "a checkpoint of private evolution",
+        "langchain-dpicl/private-evolution",
+        1,
+        frozenset({"terms", "populations"}),
+    )
 
     def restore(self, populations: Sequence[Population], share: Share) -> None:
         """Restores the populations from the file, if it exists.
 
         Rounds that the ledger has no tickets for are not repeated: they were lost with a killed process.
         """
-        if not self._path.exists():
+        if (state := self._state()) is None:
             return
-        state = _FORM.load(self._path)
-        if state["terms"] != self._terms:
-            advice = "Continue with the same ledger, data set, component and options; or take another file."
-            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
         stored = state["populations"]
         if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
             raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
@@ -56,11 +48,12 @@ class Checkpoint:
 
     def save(self, populations: Sequence[Population]) -> None:
         """Writes the state of all populations; a reader sees the old file or the whole new one."""
-        state = [
-            {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
-            for one in populations
-        ]
-        write_whole(self._path, _FORM.text({"terms": self._terms, "populations": state}))
+        self._write(
+            populations=[
+                {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
+                for one in populations
+            ]
+        )
 
 
 def _label_of(one: Any) -> Any:

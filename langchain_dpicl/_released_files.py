@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_TEXT, checked_target, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.release_claims import (
     CONTENT_DIGEST,
@@ -93,6 +93,30 @@ class FileForm:
         except (ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ConfigurationError(f"{self.what}: expected JSON text ({type(error).__name__}).") from None
         return value
+
+
+class CheckpointFile:
+    """A file with the public state of one run, which only a run with the same public terms can continue."""
+
+    _FORM: ClassVar[FileForm]
+
+    def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
+        self._path = checked_target("checkpoint", path)
+        self._terms = plain("terms", terms)
+
+    def _state(self) -> dict[str, Any] | None:
+        """Returns the state in the file; None: there is no file yet. Refuses the file of a run with other terms."""
+        if not self._path.exists():
+            return None
+        state = self._FORM.load(self._path)
+        if state["terms"] != self._terms:
+            advice = "Continue with the same ledger, data set, component and options; or take another file."
+            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
+        return state
+
+    def _write(self, **state: Any) -> None:
+        """Writes the file atomically: a reader sees the old state or the whole new one."""
+        write_whole(self._path, self._FORM.text({"terms": self._terms, **state}))
 
 
 class KeptAsJson(ABC):

@@ -488,7 +488,7 @@ class TestWhatIsKept:
     def test_a_file_that_cannot_be_written_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker(checkpoint=tmp_path / "kept.json")
         with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
-            patch.setattr("langchain_dpicl._documents_checkpoint.write_whole", full)
+            patch.setattr("langchain_dpicl._released_files.write_whole", full)
             made.run(progress=False)
         assert caught.value.synthesizer is made  # type: ignore[attr-defined]
         assert made._share.committed(TOPIC_TEMPLATE) == 0
