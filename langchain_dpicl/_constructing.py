@@ -1,4 +1,4 @@
-"""Answers a wrong call of a constructor with how to build the component, and with nothing of what was passed."""
+"""Turns a wrong constructor call into an error that says how to build the component and quotes no argument."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ C = TypeVar("C", bound=type)
 
 _DOORS = ("from_private_examples", "from_private_documents", "from_path")
 _SHOWN = frozenset({"budget", "epsilon", "max_queries", "public_inputs"})
-"""Parameters with a default that nearly every call gives."""
+"""Parameters with a default that nearly every call passes."""
 
 _FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_error"})
-"""Kinds of pydantic's errors, beside those of types, whose message is the same whatever was passed."""
+"""Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""
 
 
 class HidesInput(BaseModel):
-    """Base of components that are pydantic models: what was passed is in no error, also not in its `errors()`.
+    """Base of components that are pydantic models: no error contains its input, also not in `errors()`.
 
     Formal guarantees:
       - A wrong constructor call, `model_validate` or `model_validate_json` is a ConfigurationError without a cause, a
         context or an input.
-      - Where pydantic raises for others, as in a `TypeAdapter`, each of its errors has a field of ours, a kind, and no
-        input. A text that is no JSON is refused there before this class is asked, and shown in that error's `errors()`.
+      - Where pydantic raises itself, as in a `TypeAdapter`, each of its errors has a field of the class, a kind, and no
+        input. It refuses invalid JSON before this class is called, and shows it in that error's `errors()`.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -46,7 +46,7 @@ class HidesInput(BaseModel):
     @classmethod
     def _without_input(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         lines: list[InitErrorDetails] = []
-        if not isinstance(value, (dict, cls)):  # validators of LangChain take it for a dict
+        if not isinstance(value, (dict, cls)):  # LangChain's validators assume a dict
             kind = PydanticCustomError("model_type", "{dpicl}", {"dpicl": "Input should be a dictionary"})
             lines.append({"type": kind, "loc": (), "input": None})
             raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
@@ -59,7 +59,7 @@ class HidesInput(BaseModel):
     @classmethod
     @override
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Is pydantic's `model_validate`; raises ConfigurationError as the constructor does."""
+        """As in pydantic, but raises ConfigurationError as the constructor does."""
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
@@ -70,7 +70,7 @@ class HidesInput(BaseModel):
     @classmethod
     @override
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-        """Is pydantic's `model_validate_json`; raises ConfigurationError as the constructor does."""
+        """As in pydantic, but raises ConfigurationError as the constructor does."""
         try:
             return super().model_validate_json(json_data, **options)
         except ValidationError as error:
@@ -81,16 +81,12 @@ class HidesInput(BaseModel):
     @classmethod
     @override
     def parse_raw(cls, b: str | bytes, **options: Any) -> Self:
-        """Is `model_validate_json`, under the name of older code."""
+        """Deprecated name of `model_validate_json`."""
         return cls.model_validate_json(b)
 
 
 def tells_how_to_build(call: str = "") -> Callable[[C], C]:
-    """Makes a class answer arguments that its constructor does not take with how to build it.
-
-    Args:
-      call: what such a caller wants to write; "": a constructor with another name, or the constructor itself.
-    """
+    """Makes a class raise an error that says how to build it (with `call`) for arguments that its constructor lacks."""
 
     def decorate(cls: C) -> C:
         build: Callable[..., None] = vars(cls)["__init__"]
@@ -111,11 +107,7 @@ def tells_how_to_build(call: str = "") -> Callable[[C], C]:
 
 
 def how_to_build(cls: type[Any]) -> str:
-    """Returns a sentence with the call that builds a component.
-
-    Args:
-      cls: its class.
-    """
+    """Returns a sentence with the call that builds a component."""
     door = next((name for name in _DOORS if hasattr(cls, name)), None)
     if door is None:
         return f"Build it with {_call(cls.__name__, cls)}."
@@ -123,7 +115,7 @@ def how_to_build(cls: type[Any]) -> str:
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
-    """Returns how a call reads: what it needs, and what nearly every call gives."""
+    """Returns the text of a call with the required parameters and the usual ones."""
     shown = []
     for parameter in inspect.signature(function).parameters.values():
         is_needed = parameter.default is parameter.empty and parameter.kind not in {
@@ -147,9 +139,9 @@ def _binds(takes: inspect.Signature, args: Iterable[Any], kwargs: dict[str, Any]
 def _constructor_fault(
     build: Callable[..., None], cls: type[BaseModel], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
-    """Builds; returns what was wrong, "" if nothing was."""
+    """Builds the model; returns the error message, or ""."""
     if args:
-        return f"{cls.__name__}: expected named arguments alone, found others. {how_to_build(cls)}"
+        return f"{cls.__name__}: expected named arguments only, found positional ones. {how_to_build(cls)}"
     try:
         build(**kwargs)
     except ValidationError as error:
@@ -158,12 +150,12 @@ def _constructor_fault(
 
 
 def _fault(error: ValidationError, cls: type[BaseModel]) -> str:
-    """Returns what is wrong by field and kind; what a check of ours says, where one failed."""
-    own = [found for line in error.errors(include_input=False) if (found := _own(line))]
+    """Returns the errors by field and kind, or the message of this package's own check."""
+    own = [message for line in error.errors(include_input=False) if (message := _own(line))]
     if own:
         return own[0]
-    told = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
-    return f"{cls.__name__}: {'; '.join(told)}. {how_to_build(cls)}"
+    reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
+    return f"{cls.__name__}: {'; '.join(reasons)}. {how_to_build(cls)}"
 
 
 def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDetails]:
@@ -176,23 +168,23 @@ def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDet
 
 
 def _reason(line: Any) -> str:
-    """Returns what pydantic says where that is fixed by the class, else the kind of the error alone."""
-    kind, told = str(line["type"]), line.get("ctx", {})
-    if "dpicl" in told:
-        return str(told["dpicl"])
+    """Returns pydantic's message if it cannot quote the input, else the kind of the error."""
+    kind, context = str(line["type"]), line.get("ctx", {})
+    if "dpicl" in context:
+        return str(context["dpicl"])
     is_fixed = kind in _FIXED or kind.endswith("_type")
     return str(line["msg"]) if is_fixed else kind.replace("_", " ")
 
 
 def _own(line: Any) -> str:
-    """Returns what our own check said, as it never quotes what is private; "" for any other error."""
-    told = line.get("ctx", {})
-    if isinstance(told.get("error"), DPICLError):
-        return str(told["error"])
-    return str(told["dpicl"]) if told.get("is_own") else ""
+    """Returns the message of this package's own check, which never quotes private values; "" for other errors."""
+    context = line.get("ctx", {})
+    if isinstance(context.get("error"), DPICLError):
+        return str(context["error"])
+    return str(context["dpicl"]) if context.get("is_own") else ""
 
 
 def _field(line: Any, cls: type[BaseModel]) -> str:
-    """Returns the field of an error if the class has it: a name from elsewhere may be a key of somebody's records."""
+    """Returns the field of an error if the class has it: an unknown name may be a key of private records."""
     name = str(line["loc"][0]) if line["loc"] else ""
     return name if name in cls.model_fields else "another argument"

@@ -1,9 +1,4 @@
-"""Where a private evolution stands, kept in a file of plain JSON. Knows released values only: no record, no embedding.
-
-A file can be wrong but cannot act: what is read is texts and numbers, no more of them than the run may have, and what
-survived is of the last histogram in it. That they are those that were released is the word of whoever keeps the file;
-how many rounds are left is the ledger's.
-"""
+"""Reads and writes the checkpoint file of a private evolution."""
 
 from __future__ import annotations
 
@@ -12,113 +7,101 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_dpicl._evolution_population import Population
-from langchain_dpicl._plain_files import checked_target
-from langchain_dpicl._released_files import FileForm, plain, write_whole
+from langchain_dpicl._released_files import CheckpointFile, FileForm
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.shares import Share
 
-_FORM = FileForm(
-    "a checkpoint of private evolution",
-    "langchain-dpicl/private-evolution",
-    1,
-    frozenset({"terms", "populations"}),
-)
 _KEYS = frozenset({"label", "survivors", "votes", "history"})
 
 
-class Checkpoint:
-    """A file that holds every released histogram before its ticket is committed, so that another process can go on.
+class Checkpoint(CheckpointFile):
+    """A file that stores every released histogram before its ticket is committed, so that another process can continue.
 
-    Args:
-      path: the file; its folder exists.
-      terms: the run's public terms; a file with others is refused.
-
-    Raises:
-      ConfigurationError: no path, or a folder that cannot be written.
+    Its content is untrusted: texts and numbers are bounded by the run's terms, survivors must be in the last
+    histogram, and the ledger decides how many rounds remain.
     """
 
-    def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
-        self._path = checked_target("checkpoint", path)
-        self._terms = plain("terms", terms)
+    _FORM = FileForm(
+        "a checkpoint of private evolution",
+        "langchain-dpicl/private-evolution",
+        1,
+        frozenset({"terms", "populations"}),
+    )
 
     def restore(self, populations: Sequence[Population], share: Share) -> None:
-        """Brings populations to where the file says they stand; without a file, they stay as they are.
+        """Restores the populations from the file, if it exists.
 
-        Rounds that the ledger no longer has are not done again: they were lost in a process that is gone.
-
-        Raises:
-          ConfigurationError: the file is of another run, ledger or form.
-          OSError: the file cannot be read.
+        Rounds that the ledger has no tickets for are not repeated: they were lost with a killed process.
         """
-        if not self._path.exists():
+        if (state := self._state()) is None:
             return
-        state = _FORM.load(self._path)
-        if state["terms"] != self._terms:
-            advice = "Go on with the same ledger, data set, component and options; or take another file."
-            raise ConfigurationError(f"checkpoint: expected one of this very run, found another's. {advice}")
-        found = state["populations"]
-        if not isinstance(found, list) or [_label_of(one) for one in found] != [each.label for each in populations]:
+        stored = state["populations"]
+        if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
             raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
         shown = self._terms["public"]
-        for population, one in zip(populations, found, strict=True):
+        for population, one in zip(populations, stored, strict=True):
             _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
-            left = share.remaining(ROUND_TEMPLATE, label=population.label)
-            population.owed = min(population.owed - population.rounds, left)
+            remaining = share.remaining(ROUND_TEMPLATE, label=population.label)
+            population.owed = min(population.owed - population.rounds, remaining)
             population.done = not population.owed and population.rounds > 0
 
     def save(self, populations: Sequence[Population]) -> None:
-        """Writes where all populations stand; a reader sees the old file or the whole new one.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
-        told = [
-            {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
-            for one in populations
-        ]
-        write_whole(self._path, _FORM.text({"terms": self._terms, "populations": told}))
+        """Writes the state of all populations; a reader sees the old file or the whole new one."""
+        self._write(
+            populations=[
+                {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
+                for one in populations
+            ]
+        )
 
 
 def _label_of(one: Any) -> Any:
-    return one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS  # no label is a set
+    return (
+        one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS
+    )  # a set is unequal to every label
 
 
 def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
-    """Takes over what the file says of one label, once it is seen to be what a run of these terms can have."""
-    told, votes, history = one["survivors"], one["votes"], one["history"]
+    """Restores one population, after checking that a run of these terms can have this state."""
+    survived, votes, history = one["survivors"], one["votes"], one["history"]
     rounds = [_round(each) for each in history] if isinstance(history, list) else None
     if rounds is None or None in rounds or len(rounds) > population.owed:
         raise ConfigurationError("checkpoint: expected texts with finite votes, round by round, found something else.")
-    kept = [each for each in rounds if each is not None]
-    if any(len(each) > candidates for each in kept):
+    released = [each for each in rounds if each is not None]
+    if any(len(each) > candidates for each in released):
         raise ConfigurationError(f"checkpoint: expected at most {candidates} candidates in a round, found more.")
-    last = kept[-1] if kept else {}
-    of_last = isinstance(told, list) and all(isinstance(text, str) and text in last for text in told)
-    if not of_last or len(set(told)) != len(told) or bool(told) != bool(kept) or len(told) > survivors:
+    last = released[-1] if released else {}
+    of_last = isinstance(survived, list) and all(isinstance(text, str) and text in last for text in survived)
+    if (
+        not of_last
+        or len(set(survived)) != len(survived)
+        or bool(survived) != bool(released)
+        or len(survived) > survivors
+    ):
         msg = f"checkpoint: expected at most {survivors} survivors of its last round, found something else."
         raise ConfigurationError(msg)
-    found = tuple(last[text] for text in told)
-    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(found):
+    expected = tuple(last[text] for text in survived)
+    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(expected):
         raise ConfigurationError("checkpoint: expected the votes of its survivors, found something else.")
-    population.survivors, population.votes, population.history = tuple(told), found, kept
+    population.survivors, population.votes, population.history = tuple(survived), expected, released
 
 
 def _round(each: Any) -> dict[str, float] | None:
-    """Returns the finite votes by candidate; None: they are none."""
+    """Returns the finite votes by candidate; None for anything else."""
     if not isinstance(each, Mapping):
         return None
     votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
-    found = {text: vote for text, vote in votes.items() if vote is not None}
-    return found if 0 < len(found) == len(each) else None
+    finite = {text: vote for text, vote in votes.items() if vote is not None}
+    return finite if 0 < len(finite) == len(each) else None
 
 
 def _number(value: Any) -> float | None:
-    """Returns a finite number; None: it is none."""
+    """Returns a finite number; None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         number = float(value)
-    except OverflowError:  # a whole number of 400 digits
+    except OverflowError:  # such as an integer of 400 digits
         return None
     return number if math.isfinite(number) else None

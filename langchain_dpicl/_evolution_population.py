@@ -1,4 +1,4 @@
-"""The candidates of one label from round to round: all of it public or released. Knows no record and no embedding."""
+"""The candidates of one label, and the rule that selects survivors by their noisy votes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ Selection: TypeAlias = Literal["rank", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Which candidates go on after a round; post-processing of the noisy votes, and free.
+    """Which candidates survive a round; post-processing of the noisy votes, and free.
 
     Attributes:
-      count: how many go on, at most.
-      least: how many go on whatever the threshold says: the best.
-      selection: "rank" (those with most votes) or "sample" (drawn without repetition, in proportion to their votes).
-      threshold: noisy votes below which a candidate goes no further; None: there is none.
-
-    Raises:
-      ConfigurationError: a parameter out of range.
+      count: maximum of survivors.
+      least: minimum of survivors: the best ones, whatever the threshold.
+      selection: "rank" (the most votes) or "sample" (drawn without repetition, in proportion to their votes).
+      threshold: minimum of noisy votes of a survivor; None: no minimum.
     """
 
     count: int
@@ -42,7 +39,7 @@ class Survival:
             check_real("threshold", self.threshold, low=0.0)
 
     def of(self, votes: NDArray[np.float64]) -> list[int]:
-        """Returns the places of the survivors, those with most noisy votes first.
+        """Returns the indices of the survivors, most noisy votes first.
 
         >>> (
         ...     Survival(count=2, least=1).of(np.array([0.5, 3.0, 2.0])),
@@ -55,12 +52,12 @@ class Survival:
         may = [place for place in ranked if votes[place] >= bar]
         if self.selection == "sample":
             may = self._drawn(votes, may)
-        kept = may[: self.count]
-        kept += [place for place in ranked[: self.least] if place not in kept][: max(0, self.least - len(kept))]
-        return sorted(kept, key=ranked.index)
+        chosen = may[: self.count]
+        chosen += [place for place in ranked[: self.least] if place not in chosen][: max(0, self.least - len(chosen))]
+        return sorted(chosen, key=ranked.index)
 
     def _drawn(self, votes: NDArray[np.float64], may: list[int]) -> list[int]:
-        """Returns places in the order of a draw without repetition: the largest of log weight plus Gumbel noise."""
+        """Returns indices in the order of a weighted draw without replacement (Gumbel top-k)."""
         weights = votes[may] if may else np.zeros(0)
         with np.errstate(divide="ignore", invalid="ignore"):
             scores = np.where(weights > 0, np.log(weights), -np.inf) + SYSTEM_RANDOM.gumbel(len(may))
@@ -69,18 +66,18 @@ class Survival:
 
 @dataclass(slots=True, repr=False)
 class Population:
-    """What is known of one label's candidates, and the tickets that are left for it.
+    """The candidates of one label and its remaining tickets.
 
     Attributes:
       label: the declared label, or None.
-      owed: rounds still to be reserved.
-      reservation: rounds that are reserved.
-      texts: candidates of the round to come; empty: still to be written.
+      owed: rounds not yet reserved.
+      reservation: the reserved rounds.
+      texts: candidates of the next round; empty: not yet generated.
       survivors: of the last round, best first.
       votes: noisy votes of the survivors.
-      history: noisy votes by candidate, of every round that was released.
-      done: whether no round is left.
-      busy: whether somebody is at it.
+      history: noisy votes by candidate, of every released round.
+      done: whether no round remains.
+      busy: whether a run is working on it.
     """
 
     label: str | None
@@ -95,16 +92,16 @@ class Population:
 
     @property
     def rounds(self) -> int:
-        """Histograms that were released."""
+        """Number of released histograms."""
         return len(self.history)
 
     @property
     def left(self) -> int:
-        """Rounds that are paid for and have not begun."""
+        """Rounds that are paid for and not begun."""
         return self.owed + (self.reservation.unburnt if self.reservation is not None else 0)
 
     def take(self, released: Release, survival: Survival) -> None:
-        """Notes what a round released, and who survives; the next candidates are still to be written."""
+        """Stores the votes of a round and selects the survivors."""
         if released.values is None or len(released.values) != len(self.texts):
             raise ConfigurationError("round: expected one noisy number for each candidate, found something else.")
         places = survival.of(released.values)

@@ -1,8 +1,4 @@
-"""What the model is asked in private evolution, all of it public: first candidates, and variations of survivors.
-
-Knows wording, labels and released survivors. No record, no embedding, no vote and no budget comes here, so whatever
-this room sends to a model, or shows to a tracer, is public.
-"""
+"""Asks the model, in public, for first candidates and for variations of survivors."""
 
 from __future__ import annotations
 
@@ -30,12 +26,12 @@ _TOO_FEW = (
 
 @dataclass(frozen=True, slots=True)
 class EvolutionWording:
-    """How candidates and variations are asked for.
+    """The prompts for candidates and variations.
 
     Attributes:
       first: instruction and stub of a first candidate.
       variation: template of the prompt for a variation, with the text's field and, where there are labels, the label's.
-      hints: public sentences, one of which stands behind the instruction of each prompt, in turn; none: no hints.
+      hints: public sentences, appended in turn to the instruction of each prompt.
     """
 
     first: GenerationWording
@@ -64,17 +60,13 @@ class EvolutionWording:
         variation_prompt: Any,
         hints: Sequence[str],
     ) -> EvolutionWording:
-        """Fills in what is not given.
-
-        Raises:
-          ConfigurationError: a template that is none, or has other fields.
-        """
+        """Builds the templates, with defaults for those not given."""
         of_label = "" if label_key is None else f" for the given {label_key}"
         still = "" if label_key is None else f" It still has to fit its {label_key}."
         template = getattr(generation_prompt, "template", generation_prompt)
         stub = GenerationWording.default_template(text_key, label_key)
         varied = getattr(variation_prompt, "template", variation_prompt)
-        said = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
+        request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
         return cls(
             first=GenerationWording(
                 instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
@@ -83,12 +75,12 @@ class EvolutionWording:
                 label_key=label_key,
                 fields=tuple(fields),
             ),
-            variation=f"{said}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
+            variation=f"{request}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
             hints=check_texts("hints", hints, least=0),
         )
 
     def first_prompts(self, label: str | None, count: int) -> list[str]:
-        """Returns the prompts for so many first candidates of a label."""
+        """Returns `count` prompts for first candidates of a label."""
         prompt = self.first.renderer(self.first.text_key, self._known(label))(())
         return [self._hinted(prompt, hint) for hint in self._turns(count)]
 
@@ -123,7 +115,7 @@ class EvolutionWording:
 
     @staticmethod
     def _hinted(prompt: str, hint: str) -> str:
-        """Puts a hint behind the first paragraph, which is the instruction."""
+        """Appends a hint to the first paragraph, which is the instruction."""
         instruction, gap, rest = prompt.partition("\n\n")
         return f"{instruction} {hint}{gap}{rest}" if hint else prompt
 
@@ -135,13 +127,13 @@ class EvolutionWording:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvolutionWriter:
-    """Asks the model, in the open, with the run's own config.
+    """Calls the model with the run's config; all prompts are public.
 
     Attributes:
-      model: who writes; it sees public prompts alone.
-      wording: what it is asked.
-      given: first candidates by label, where they are not written.
-      config: of the run, for its tracers.
+      model: writes the texts; it sees public prompts only.
+      wording: the prompt templates.
+      given: first candidates by label, if they are not generated.
+      config: the run's config, for its tracers.
     """
 
     model: PublicModel
@@ -150,40 +142,27 @@ class EvolutionWriter:
     config: RunnableConfig | None = None
 
     def first(self, label: str | None, count: int, *, least: int) -> Walk[tuple[str, ...]]:
-        """Returns distinct first candidates (a walk).
-
-        Raises:
-          ConfigurationError: fewer than `least`.
-          ModelCallError: the model did not answer.
-        """
-        found = self.given.get(label)
-        if found is None:
-            found = yield self.model.ask_each(self.wording.first_prompts(label, count), self._config())
-        if len(found) < least:
-            raise fail("candidates", f"at least {least} distinct public texts to vote for", len(found), _TOO_FEW)
-        return found
+        """Returns distinct first candidates (a walk)."""
+        texts = self.given.get(label)
+        if texts is None:
+            texts = yield self.model.ask_each(self.wording.first_prompts(label, count), self._config())
+        if len(texts) < least:
+            raise fail("candidates", f"at least {least} distinct public texts", len(texts), _TOO_FEW)
+        return texts
 
     def varied(self, label: str | None, texts: Sequence[str], count: int) -> Walk[tuple[str, ...]]:
-        """Returns the survivors, and behind them their variations, each text once (a walk).
-
-        Raises:
-          ModelCallError: the model did not answer.
-        """
+        """Returns the survivors and then their variations, without duplicates (a walk)."""
         if not count:
             return tuple(texts)
-        found = yield self.model.ask_each(self.wording.variation_prompts(label, texts, count), self._config())
-        return distinct([*texts, *found])
+        variations = yield self.model.ask_each(self.wording.variation_prompts(label, texts, count), self._config())
+        return distinct([*texts, *variations])
 
     def _config(self) -> RunnableConfig:
         return merge_configs(self.config or {}, {"tags": [NO_STREAM]})
 
 
 def given_candidates(candidates: Any, labels: Sequence[str | None]) -> dict[str | None, tuple[str, ...]]:
-    """Returns public first candidates by label; without labels, or with one list for all of them, that list.
-
-    Raises:
-      ConfigurationError: they are no lists of texts, or of other labels.
-    """
+    """Returns public first candidates by label; a single list is used for every label."""
     if candidates is None:
         return {}
     if isinstance(candidates, Mapping):

@@ -1,9 +1,4 @@
-"""Grammars byte by byte: parses, spellings of engines' vocabularies, short endings. Knows no record and no budget.
-
-A parse runs on bytes, so the way a text was cut into tokens leaves no trace in it. The vocabulary of llguidance is
-the 256 bytes and, for engines that tell theirs, each distinct text of a token: one mask then answers for bytes and
-for tokens alike.
-"""
+"""Parses grammars byte by byte with llguidance, and maps text to tokens of a vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 BYTES = 256
 _FIRST_OUTSIDE_UTF8 = 0xF5  # from here on no byte is part of UTF-8; 0xFF marks control tokens in llguidance
 _CONTROL = b"\xff"
-_LONGEST = 128  # bytes of one token; the trie of llguidance bounds them, and vocabularies in use stay below
+_LONGEST = 128  # bytes of one token; llguidance bounds them, and common vocabularies stay below
 _LOST = "\ufffd"
 
 _BRANCHES = 16
@@ -30,15 +25,11 @@ _BEAM = 32
 _MOST_CHOICES = 192
 _MOST_BYTES = 4096
 _PREFERRED = b"\"}]'),. 0123456789aeiou"
-"""Bytes that an ending tries first: what closes strings, objects and lists, then what fills."""
+"""Bytes that an ending tries first: closing quotes and brackets, then filling characters."""
 
 
 def guidance() -> Any:
-    """Returns llguidance.
-
-    Raises:
-      ConfigurationError: it is not installed.
-    """
+    """Returns llguidance."""
     try:
         import llguidance
     except ImportError as error:
@@ -49,7 +40,7 @@ def guidance() -> Any:
 
 
 class Parse:
-    """A text in its grammar, as bytes; `copy` is cheap."""
+    """The state of a text in its grammar, byte by byte; `copy` is cheap."""
 
     def __init__(self, core: Any, size: int) -> None:
         self._core = core
@@ -64,12 +55,12 @@ class Parse:
         return twin
 
     def prepare(self) -> None:
-        """Computes what is asked first, so that copies have it."""
+        """Computes the properties that copies share."""
         _ = self.bits, self.forced
 
     @property
     def bits(self) -> NDArray[np.bool_]:
-        """bool[size]: what may follow, by number in the spelling; the last one, the end, is left False."""
+        """bool[size]: which words of llguidance's vocabulary may follow; the last one, the end, is False."""
         if self._bits is None:
             packed = np.frombuffer(self._core.compute_bitmask(), np.uint8)
             self._check()
@@ -90,7 +81,7 @@ class Parse:
 
     @property
     def forced(self) -> bytes:
-        """The bytes without which no text goes on; none where it may end."""
+        """The bytes that must follow; empty where the text may end."""
         if self._forced is None:
             self._forced = bytes(self._core.compute_ff_bytes())
             self._check()
@@ -101,11 +92,7 @@ class Parse:
         return bool(self._core.validate_tokens(list(raw)) == len(raw))
 
     def consume(self, raw: bytes) -> None:
-        """Appends bytes that may follow.
-
-        Raises:
-          ConfigurationError: the parser refuses them, or has reached its limits.
-        """
+        """Appends bytes that may follow."""
         self._bits = self._forced = None
         self._core.consume_tokens(list(raw))
         self._check()
@@ -113,21 +100,23 @@ class Parse:
     def _check(self) -> None:
         if self._core.is_error():
             raise ConfigurationError(
-                "expected a grammar that some text follows, within the limits of its parser, found "
+                "expected a grammar that some text satisfies, within the limits of its parser, found "
                 f"{_first_line(self._core.get_error())}; correct or simplify the grammar"
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spelling:
-    """How an engine spells text; the numbers are those of llguidance's vocabulary. Holds no engine.
+    """How an engine's tokens spell text; numbers index llguidance's vocabulary. Holds no engine.
+
+    That vocabulary is the 256 bytes and each distinct text of a token, so one mask answers for bytes and for tokens.
 
     Attributes:
       tokenizer: llguidance's vocabulary: the bytes, the distinct texts of tokens, the end.
       size: its length; the last number is the end.
       columns: int64[V]: the number of each token, `size - 1` where a token has no text; None for top-k engines.
       end_columns: int64[...]: columns of EOS.
-      first_column: text -> the first column with it.
+      first_column: text -> its first column.
       text_of: token -> its bytes, b"" for EOS and tokens without text; empty for top-k engines.
       parses: the parses of the empty text, by grammar.
     """
@@ -141,11 +130,7 @@ class Spelling:
     parses: dict[str, Parse] = field(default_factory=dict)
 
     def columns_of(self, backend: NextTokenBackend) -> NDArray[np.int64]:
-        """Returns int64[V].
-
-        Raises:
-          CapabilityError: the engine reports top tokens only.
-        """
+        """Returns int64[V]."""
         if self.columns is None:
             raise CapabilityError(
                 f"expected a model that tells its whole vocabulary, found {backend.name}, which reports top tokens "
@@ -154,14 +139,16 @@ class Spelling:
         return self.columns
 
     def bytes_of(self, backend: NextTokenBackend, token: Token) -> bytes:
-        """Returns the bytes of a token; b"" for EOS, unknown and control tokens, and what has no text of its own."""
+        """Returns the bytes of a token; b"" for EOS, unknown tokens and tokens without text."""
         return _text_of(backend, token) if self.columns is None else self.text_of.get(token, b"")
 
     def spelled(self, backend: NextTokenBackend, text: bytes, *, partly: bool = False) -> tuple[Token, ...] | None:
-        """Returns a public spelling of a text; None where there is none (partly: of its longest beginning, if any)."""
+        """Returns a public spelling of a text, or None; with `partly`, of its longest prefix that has one."""
         if not text:
             return ()
-        if self.columns is None and isinstance(backend.eos, bytes):  # keys are bytes, so any text is one
+        if self.columns is None and isinstance(
+            backend.eos, bytes
+        ):  # any text is a token of an engine whose tokens are bytes
             return (text,)
         own = self._own(backend, text)
         if own is not None:
@@ -176,7 +163,7 @@ class Spelling:
         return tuple(tokens)
 
     def _own(self, backend: NextTokenBackend, text: bytes) -> tuple[Token, ...] | None:
-        """Returns the tokens an engine itself cuts a text into; None where it cannot, or they read as another text."""
+        """Returns the engine's own tokenisation of a text; None if it has none or decodes to another text."""
         encode = getattr(backend, "encode", None)
         if not callable(encode):
             return None
@@ -194,7 +181,7 @@ _LOCK = threading.Lock()
 
 
 def spelling_of(backend: NextTokenBackend | None) -> Spelling:
-    """Returns the spelling of an engine, made once; of the bytes alone for None and for engines of top tokens."""
+    """Returns the cached spelling of an engine; of single bytes for None and for top-k engines."""
     with _LOCK:
         if backend is None or backend.max_top_k is not None:
             if not _TOP_ONLY:
@@ -202,7 +189,7 @@ def spelling_of(backend: NextTokenBackend | None) -> Spelling:
             return _TOP_ONLY[0]
         try:
             known = _SPELLINGS.get(backend)
-        except TypeError:  # an engine that cannot be hashed or referred to weakly is read anew
+        except TypeError:  # not hashable or not weakly referable: not cached
             return _read(backend)
         if known is None:
             known = _SPELLINGS[backend] = _read(backend)
@@ -210,11 +197,7 @@ def spelling_of(backend: NextTokenBackend | None) -> Spelling:
 
 
 def parse_of(lark: str, spelling: Spelling) -> Parse:
-    """Returns the parse of the empty text.
-
-    Raises:
-      ConfigurationError: llguidance cannot read the grammar.
-    """
+    """Returns the parse of the empty text."""
     known = spelling.parses.get(lark)
     if known is None:
         matcher = guidance().LLMatcher
@@ -230,20 +213,20 @@ def parse_of(lark: str, spelling: Spelling) -> Parse:
 
 
 def whole_part(raw: bytes) -> bytes:
-    """Returns bytes without a character that is begun at their end."""
+    """Returns bytes without an incomplete UTF-8 character at their end."""
     for back in range(1, min(len(raw), 4) + 1):
         byte = raw[-back]
-        if byte & 0xC0 != 0x80:  # a first byte: 1 character of as many bytes as it has leading ones
+        if byte & 0xC0 != 0x80:  # a first byte: its leading ones are the number of bytes of the character
             needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return raw if needed <= back else raw[:-back]
     return raw
 
 
 def closing_bytes(parse: Parse) -> bytes | None:
-    """Returns a short text after which the parse accepts, by a bounded beam search; None where it found none.
+    """Returns a short text after which the parse accepts, by a bounded beam search; None if it finds none.
 
-    Each round adds one free choice and all that it forces, to at most `_BEAM` texts; the first round in which one may
-    end decides, and there the shortest.
+    Each round adds one free choice, and what it forces, to at most `_BEAM` texts; the shortest accepted text of the
+    first round that has one is the result.
     """
     beam = [_followed(parse.copy(), 0, parse.forced, parse.forced)]
     for _ in range(_MOST_CHOICES):
@@ -271,10 +254,10 @@ def _followed(place: Parse, cost: int, text: bytes, forced: bytes) -> tuple[int,
 
 
 def _ranked(allowed: NDArray[np.bool_]) -> list[int]:
-    """Returns the bytes to try, best first: those that close, then those that fill, then the others."""
-    found = np.flatnonzero(allowed).tolist()
+    """Returns the bytes to try, in the order of `_PREFERRED`."""
+    possible = np.flatnonzero(allowed).tolist()
     order = {byte: rank for rank, byte in enumerate(_PREFERRED)}
-    return sorted(found, key=lambda byte: (order.get(byte, len(order)), byte))[:_BRANCHES]
+    return sorted(possible, key=lambda byte: (order.get(byte, len(order)), byte))[:_BRANCHES]
 
 
 def _read(backend: NextTokenBackend) -> Spelling:
@@ -289,7 +272,7 @@ def _usable(text: bytes) -> bytes:
 
 
 def _spelling(texts: Sequence[bytes], ends: Sequence[int], text_of: dict[Token, bytes]) -> Spelling:
-    """Makes llguidance's vocabulary of the bytes and the texts."""
+    """Builds llguidance's vocabulary from the bytes and the texts."""
     library = guidance()
     words = [bytes([number]) if number < _FIRST_OUTSIDE_UTF8 else b"" for number in range(BYTES)]
     number = {word: place for place, word in enumerate(words) if word}
@@ -308,7 +291,7 @@ def _spelling(texts: Sequence[bytes], ends: Sequence[int], text_of: dict[Token, 
 
 
 class _Words:
-    """A vocabulary as llguidance asks for it."""
+    """The tokenizer interface that llguidance requires."""
 
     bos_token_id = None
 
@@ -318,7 +301,7 @@ class _Words:
         self.special_token_ids = [self.eos_token_id]
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Spells by single bytes; nothing here asks for it."""
+        """Spells by single bytes; required by the interface and not used here."""
         return list(text.encode() if isinstance(text, str) else text)
 
 
@@ -330,14 +313,11 @@ def _text_of(backend: NextTokenBackend, token: Token) -> bytes:
     if callable(tell := getattr(backend, "token_bytes", None)):
         return bytes(tell(token))
     text = backend.decode([token])
-    return b"" if _LOST in text else text.encode()  # a token that is no whole character alone shows no bytes
+    return b"" if _LOST in text else text.encode()  # part of a character: its bytes cannot be recovered
 
 
 def _fewest(text: bytes, known: dict[bytes, int], *, partly: bool) -> list[int] | None:
-    """Returns the lengths of the fewest known pieces that spell a text, longer ones first among equals.
-
-    Partly: of the longest beginning that can be spelled.
-    """
+    """Returns the lengths of the fewest known pieces that spell a text, longest first (`partly`: its prefix)."""
     reached = [True] + [False] * len(text)
     for start in (place for place in range(len(text)) if reached[place]):
         for length in range(1, min(_LONGEST, len(text) - start) + 1):

@@ -1,7 +1,4 @@
-"""How the weights of a prompt follow the gradients that were released for it. Knows no record, no noise and no model.
-
-Everything here is a deterministic function of public values and of released (noised) sums: free post-processing.
-"""
+"""Updates the weights of a prompt from released gradients."""
 
 from __future__ import annotations
 
@@ -20,21 +17,21 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 WEIGHT_GRID = 2.0**24
-"""Steps per unit of the public grid on which weights lie, from the first to the last."""
+"""Steps per unit of the public grid of weights."""
 LARGEST_WEIGHT = 2.0**20
-"""Weights are cut to this magnitude, where the grid is exact in float64 with room to spare."""
+"""Largest magnitude of a weight; the grid is exact in float64 up to it."""
 
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OptimizerState:
-    """Where training stands: public, made of released sums alone.
+    """The state of training; public, computed from released sums only.
 
     Attributes:
-      step: updates made so far.
+      step: number of updates so far.
       weights: float64[width] on the grid of 2^-24, read-only.
-      moments: float64[width] each, read-only: two of Adam, none of SGD.
+      moments: float64[width] each, read-only: two for Adam, none for SGD.
     """
 
     step: int
@@ -46,7 +43,7 @@ class OptimizerState:
             values.flags.writeable = False
 
     def is_same(self, other: OptimizerState) -> bool:
-        """Returns whether the other is at the same step with the same bits."""
+        """Whether the other state has the same step and the same bits."""
         mine, theirs = (self.weights, *self.moments), (other.weights, *other.moments)
         return self.step == other.step and [v.tobytes() for v in mine] == [v.tobytes() for v in theirs]
 
@@ -56,20 +53,17 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A rule from released gradients to weights, as Kingma and Ba (2015) or plain descent.
+    """An update rule: Adam (Kingma and Ba 2015) or plain gradient descent.
 
     Formal guarantees:
-      - `updated` reads the state and the released gradient and nothing else: the same ones give the same bits.
+      - `updated` is a deterministic function of the state and the released gradient, to the bit.
       - Weights are multiples of 2^-24, at most 2^20 in magnitude, after every step.
 
     Attributes:
       name: "adam" (moments .9 and .999) or "sgd" (no momentum).
       learning_rate: size of a step.
       schedule: "constant", or "linear" down towards 0 over `steps`.
-      steps: how many steps are planned.
-
-    Raises:
-      ConfigurationError: a parameter out of range.
+      steps: number of planned steps.
     """
 
     name: OptimizerName
@@ -86,36 +80,31 @@ class Optimizer:
 
     @property
     def num_moments(self) -> int:
-        """How many vectors it keeps beside the weights."""
+        """Number of vectors beside the weights."""
         return 2 if self.name == "adam" else 0
 
     def start(self, weights: Floats) -> OptimizerState:
-        """Returns the state before the first step; the weights are put on their grid."""
+        """Returns the state before the first step; the weights are rounded to their grid."""
         start = on_grid(np.asarray(weights, dtype=np.float64))
         return OptimizerState(0, start, tuple(np.zeros_like(start) for _ in range(self.num_moments)))
 
     def rate(self, step: int) -> float:
-        """Returns the size of the step behind `step` others."""
+        """Returns the learning rate after `step` steps."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * max(self.steps - step, 0) / self.steps
 
     def updated(self, state: OptimizerState, gradient: Floats) -> OptimizerState:
-        """Returns the state after one step.
-
-        Args:
-          state: before it.
-          gradient: float64[width], made of a released sum.
-        """
+        """Returns the state after one step."""
         step = state.step + 1
-        # A caller's numpy error state changes nothing here.
+        # Independent of the caller's numpy error state.
         with np.errstate(all="ignore"):
             moments: tuple[Floats, ...] = ()
             move = gradient
             if self.name == "adam":
                 first = _FIRST * state.moments[0] + (1 - _FIRST) * gradient
                 second = _SECOND * state.moments[1] + (1 - _SECOND) * gradient * gradient
-                # Kingma and Ba (2015), Algorithm 1: both moments start at zero, which is divided out.
+                # Kingma and Ba (2015), Algorithm 1: corrects the bias of moments that start at zero.
                 mean, spread = first / (1 - _FIRST**step), second / (1 - _SECOND**step)
                 moments, move = (first, second), mean / (np.sqrt(spread) + _TINY)
             weights = on_grid(state.weights - self.rate(state.step) * move)
@@ -132,7 +121,7 @@ class Optimizer:
 
 
 def on_grid(weights: Floats) -> Floats:
-    """Returns the nearest weights on the public grid; what is not finite becomes the nearest finite weight, or 0."""
+    """Returns the nearest weights on the public grid; infinities become the largest weight, NaN becomes 0."""
     finite = np.nan_to_num(weights, nan=0.0, posinf=LARGEST_WEIGHT, neginf=-LARGEST_WEIGHT)
     cut: Floats = np.clip(finite, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-    return np.rint(cut * WEIGHT_GRID) / WEIGHT_GRID + 0.0  # + 0.0: one zero
+    return np.rint(cut * WEIGHT_GRID) / WEIGHT_GRID + 0.0  # + 0.0 turns -0.0 into 0.0

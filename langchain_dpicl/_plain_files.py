@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have written: plain files only, never waiting, and up to a stated size."""
+"""Reads untrusted files: plain files only, without blocking, and up to a stated size."""
 
 from __future__ import annotations
 
@@ -11,46 +11,39 @@ from typing import Any
 from langchain_dpicl.exceptions import ConfigurationError
 
 MAX_TEXT = 1 << 28
-"""Bytes of the largest file of JSON that is read or written."""
+"""Largest size of a JSON file, in bytes."""
 MAX_ARRAYS = 1 << 30
-"""Bytes of the largest file of vectors that is read or written."""
+"""Largest size of a file of vectors, in bytes."""
 
-# A FIFO without a writer does not block, and a terminal does not become ours. Some systems lack some of these.
+# O_NONBLOCK: a FIFO without a writer does not block. O_NOCTTY: a terminal does not become the controlling one.
+# Some systems lack some of these flags.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
 _CHUNK = 1 << 20
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """Returns the content of a plain file, or of the plain file that a link leads to.
+    """Returns the content of a plain file, or of a link to one.
 
     Formal guarantees:
-      - What was opened is what was looked at: kind and size are asked of the open descriptor.
-      - Nothing but a plain file is read; a folder, a device, a FIFO or a socket is refused without waiting for it.
-      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or does not tell its size.
-
-    Args:
-      path: the file.
-      most: bytes of the largest file that is read.
-
-    Raises:
-      ConfigurationError: it is no plain file, or too large.
-      OSError: it is missing or unreadable.
+      - Kind and size are read from the open descriptor, so the checked file is the one that is read.
+      - Only a plain file is read; a folder, a device, a FIFO or a socket is refused without blocking.
+      - At most `most` + 1 bytes are read, also of a file that is sparse, grows or reports no size.
     """
     try:
         number = os.open(path, _FLAGS)
-    except ValueError:  # a NUL, or half of a character
-        raise ConfigurationError("path: expected the path of a file, found one that no file has.") from None
+    except ValueError:  # a NUL, or a lone surrogate
+        raise ConfigurationError("path: expected the path of a file, found an impossible one.") from None
     except OSError as error:
         if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
             raise
         raise _no_file(path, "something that cannot be opened as one") from None
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "a device"))
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_file(path, next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "a device"))
         data = bytearray()
-        while found.st_size <= most and len(data) <= most:
+        while status.st_size <= most and len(data) <= most:
             chunk = os.read(number, min(_CHUNK, most + 1 - len(data)))
             if not chunk:
                 return bytes(data)
@@ -61,28 +54,20 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def checked_target(name: str, path: Any) -> Path:
-    """Returns the path of a file that can be made or replaced.
-
-    Args:
-      name: of the argument, for messages.
-      path: what was given.
-
-    Raises:
-      ConfigurationError: no path, or a folder that is missing or cannot be written.
-    """
+    """Returns the path of a file that can be created or replaced."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
-    found = Path(path)
-    is_name = "\0" not in os.fsdecode(found)
-    if not is_name or not found.parent.is_dir() or not os.access(found.parent, os.W_OK) or found.is_dir():
+    target = Path(path)
+    is_name = "\0" not in os.fsdecode(target)
+    if not is_name or not target.parent.is_dir() or not os.access(target.parent, os.W_OK) or target.is_dir():
         raise ConfigurationError(
             f"{name}: expected a file in a folder that exists and can be written, found {_shown(path)!r}."
         )
-    return found
+    return target
 
 
-def _no_file(path: str | os.PathLike[str], found: str) -> ConfigurationError:
-    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {found}. Give the file itself.")
+def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
+    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {actual}. Give the file itself.")
 
 
 def _shown(path: str | os.PathLike[str]) -> str:

@@ -1,7 +1,4 @@
-"""How released arrays are kept in a folder, in the safetensors format. Knows no prompt, no model and no torch.
-
-Reading never builds an object other than float32 arrays: no pickle, no code, no more memory than the file has bytes.
-"""
+"""Reads and writes float32 arrays in the safetensors format, and writes folders atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _LITTLE_ENDIAN = np.dtype("<f4")
 
 
 def array_bytes(arrays: Mapping[str, Array]) -> bytes:
-    """Returns the content of a safetensors file that holds these arrays: a JSON header, and then the numbers."""
+    """Returns the content of a safetensors file with these arrays."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     blocks, end = [], 0
     for name, array in arrays.items():
@@ -42,46 +39,37 @@ def array_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 
 def arrays_in(path: Path) -> dict[str, Array]:
-    """Returns the float32 arrays of a safetensors file by name.
-
-    Raises:
-      ConfigurationError: no plain file, another format or type, or numbers that are missing or left over.
-      OSError: the file is missing or unreadable.
-    """
+    """Returns the float32 arrays of an untrusted safetensors file by name; builds no other objects."""
     whole = read_plain(path, MAX_ARRAYS)
     begin = 8 + int.from_bytes(whole[:8], "little")
     header = _header(whole[8:begin]) if begin <= min(len(whole), 8 + _MAX_HEADER) else None
     if header is None:
         raise ConfigurationError(f"{path.name}: expected a safetensors file.")
-    blocks = sorted((_block(path.name, name, said), name) for name, said in header.items())
-    found: dict[str, Array] = {}
+    blocks = sorted((_block(path.name, name, entry), name) for name, entry in header.items())
+    arrays: dict[str, Array] = {}
     end = 0
     for (first, last, shape), name in blocks:
         if first != end or begin + last > len(whole):
             raise _odd(path.name, name)
-        found[name] = np.frombuffer(whole[begin + first : begin + last], _LITTLE_ENDIAN).reshape(shape)
+        arrays[name] = np.frombuffer(whole[begin + first : begin + last], _LITTLE_ENDIAN).reshape(shape)
         end = last
     if begin + end != len(whole):
         raise ConfigurationError(f"{path.name}: expected no bytes beside the arrays.")
-    return {name: array.astype(np.float32) for name, array in found.items()}
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _header(text: bytes) -> dict[str, Any] | None:
-    """Returns what the header says of each array; None if it is no header."""
+    """Returns the header's entry of each array; None if it is not a header."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return {name: said for name, said in value.items() if name != "__metadata__"} if isinstance(value, dict) else None
+    return {name: entry for name, entry in value.items() if name != "__metadata__"} if isinstance(value, dict) else None
 
 
-def _block(file: str, name: str, said: Any) -> tuple[int, int, tuple[int, ...]]:
-    """Returns where an array begins and ends, and its shape.
-
-    Raises:
-      ConfigurationError: it is none of float32 numbers, or its parts do not go together.
-    """
-    state = said if isinstance(said, dict) else {}
+def _block(file: str, name: str, entry: Any) -> tuple[int, int, tuple[int, ...]]:
+    """Returns the offsets of an array and its shape."""
+    state = entry if isinstance(entry, dict) else {}
     shape, place = _sizes(state.get("shape")), _sizes(state.get("data_offsets"))
     if state.get("dtype") != "F32" or shape is None or place is None or len(place) != 2:
         raise _odd(file, name)
@@ -100,21 +88,11 @@ def _odd(file: str, name: str) -> ConfigurationError:
 
 
 def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Writes a folder of exactly these files; a reader finds the old one, the whole new one, or for a moment none.
-
-    Args:
-      path: folder to create or replace; the folder around it must exist.
-      files: file name to content.
-
-    Raises:
-      ConfigurationError: there is something else at `path`: a file, or a folder with files of other names; or there is
-        no folder around it.
-      OSError: it cannot be written; what was at `path` is then still there.
-    """
+    """Writes a folder of exactly these files; a reader sees the old folder, the whole new one, or briefly none."""
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        found = os.fspath(path)
-        raise ConfigurationError(f"expected a path in a folder that exists, found {found!r}; make that folder first")
+        shown = os.fspath(path)
+        raise ConfigurationError(f"expected a path in a folder that exists, found {shown!r}; create that folder first")
     _check_replaceable(target, files)
     mark = secrets.token_hex(8)
     part, old = target.with_name(f".{target.name}.{mark}.part"), target.with_name(f".{target.name}.{mark}.old")
@@ -144,7 +122,7 @@ def _check_replaceable(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _swap(part: Path, target: Path, old: Path) -> None:
-    """Puts `part` where `target` is; what was there goes to `old`, and comes back if that fails."""
+    """Moves `target` to `old` and `part` to `target`; moves `old` back on failure."""
     had_one = target.exists()
     if had_one:
         target.rename(old)

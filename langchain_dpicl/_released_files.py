@@ -1,8 +1,4 @@
-"""How released values are kept in files of plain JSON. Knows no demonstration, no label and no report.
-
-Reading never builds an object other than strings, numbers, lists and dicts, so a file from a stranger can be wrong
-but cannot act.
-"""
+"""Reads and writes released values as JSON files with a content digest."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_TEXT, checked_target, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.release_claims import (
     CONTENT_DIGEST,
@@ -30,15 +26,15 @@ _COMPACT = json.JSONEncoder(allow_nan=False).encode
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """The form of one kind of file.
+    """The format of one kind of file.
 
     Attributes:
       what: its name in messages.
       format: the value of its key `format`.
       version: the only version that is read.
-      keys: what it holds beside `format` and `version`; no more, no less.
-      lines: the key of a list that is written one item per line: json indents in pure Python, which is slow where
-        there are thousands of items; None: everything is indented.
+      keys: its exact keys beside `format` and `version`.
+      lines: the key of a list that is written one item per line, because json's indentation is slow for thousands
+        of items; None: everything is indented.
     """
 
     what: str
@@ -50,26 +46,22 @@ class FileForm:
     def text(self, state: Mapping[str, Any]) -> str:
         """Returns the JSON text of `state`, which has exactly `keys`; NaN and infinities raise ValueError.
 
-        The content digest stands in the report, or beside the keys of a file that has none.
+        The content digest is stored in the report, or at the top level of a file without a report.
         """
         whole = with_content_digest({"format": self.format, "version": self.version, **state})
         parts = (f"  {_INDENTED(key)}: {self._value(key, value)}" for key, value in whole.items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def _value(self, key: str, value: Any) -> str:
-        """Returns the JSON text of one value, as it stands in an object that is indented by two."""
+        """Returns the JSON text of one value inside an object that is indented by two."""
         if key == self.lines and value:
             return "[\n    " + ",\n    ".join(map(_COMPACT, value)) + "\n  ]"
-        return _INDENTED(value).replace("\n", "\n  ")  # in JSON a line break never stands inside a string
+        return _INDENTED(value).replace("\n", "\n  ")  # JSON strings contain no line breaks
 
     def read(self, text: str) -> dict[str, Any]:
-        """Returns the object that `text` wrote, its keys and content digest checked and its values not.
+        """Returns the object that `text` wrote, after checking its keys, its content digest and its report's claims.
 
-        A report is checked for what it claims as well (`check_claims`), and comes without the digest.
-
-        Raises:
-          ConfigurationError: not JSON, another format or version, missing, unknown or repeated keys, another content
-            than was written, or a report whose claims its ledger's report does not bear out.
+        Other values are not checked. The digest is removed.
         """
         state = self._parse(text)
         if not isinstance(state, dict) or state.get("format") != self.format:
@@ -83,7 +75,7 @@ class FileForm:
         if frozenset(state) != (keys := self.keys | own | {"format", "version"}):
             raise ConfigurationError(f"{self.what}: expected exactly the keys {sorted(keys)}.")
         for problem in content_problems(state):
-            raise ConfigurationError(f"{self.what}: {problem}. Get the file again from who wrote it.")
+            raise ConfigurationError(f"{self.what}: {problem}. Get the file again from its author.")
         holder = state["report"] if "report" in self.keys else state
         del holder[CONTENT_DIGEST]
         if holder is not state:
@@ -91,16 +83,11 @@ class FileForm:
         return state
 
     def load(self, path: str | os.PathLike[str], *, most: int = MAX_TEXT) -> dict[str, Any]:
-        """Returns the object that a file holds, as `read` does.
-
-        Raises:
-          ConfigurationError: it is no plain file, has more than `most` bytes, or holds something else.
-          OSError: the file is missing or unreadable.
-        """
+        """Reads a file of at most `most` bytes; see `read`."""
         return self.read(text_in(path, most))
 
     def _parse(self, text: str) -> object:
-        """Returns the JSON value, refusing repeated keys, NaN, infinities and nesting that exhausts the stack."""
+        """Returns the JSON value; refuses repeated keys, NaN, infinities and nesting that exhausts the stack."""
         try:
             value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -108,8 +95,32 @@ class FileForm:
         return value
 
 
+class CheckpointFile:
+    """A file with the public state of one run, which only a run with the same public terms can continue."""
+
+    _FORM: ClassVar[FileForm]
+
+    def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
+        self._path = checked_target("checkpoint", path)
+        self._terms = plain("terms", terms)
+
+    def _state(self) -> dict[str, Any] | None:
+        """Returns the state in the file; None: there is no file yet. Refuses the file of a run with other terms."""
+        if not self._path.exists():
+            return None
+        state = self._FORM.load(self._path)
+        if state["terms"] != self._terms:
+            advice = "Continue with the same ledger, data set, component and options; or take another file."
+            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
+        return state
+
+    def _write(self, **state: Any) -> None:
+        """Writes the file atomically: a reader sees the old state or the whole new one."""
+        write_whole(self._path, self._FORM.text({"terms": self._terms, **state}))
+
+
 class KeptAsJson(ABC):
-    """A released value that stands in a file as the text of its `to_json`."""
+    """A released value that is stored in a file as JSON text."""
 
     @abstractmethod
     def to_json(self) -> str:
@@ -118,18 +129,10 @@ class KeptAsJson(ABC):
     @classmethod
     @abstractmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote, and nothing else.
-
-        Args:
-          text: the JSON text. Its content stays data, whatever keys it carries.
-
-        Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report does not bear out.
-        """
+        """Reads what `to_json` wrote, and nothing else."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path`; a reader sees the old file or the whole new one, never a part.
+        """Writes the JSON text to `path` atomically: a reader sees the old file or the whole new one.
 
         Args:
           path: file to create or replace; its folder must exist.
@@ -145,24 +148,19 @@ class KeptAsJson(ABC):
         """Reads a file written by `save`.
 
         Args:
-          path: the file; a link is followed to a plain file, and to nothing else.
+          path: a plain file, or a link to one.
 
         Raises:
-          ConfigurationError: the content is not what `save` writes, or there is no plain file.
+          ConfigurationError: the content is not what `save` writes, or `path` is not a plain file.
           OSError: the file is missing or unreadable.
         """
         return cls.from_json(text_in(path))
 
 
 def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:
-    """Writes ASCII text to `path`; a reader sees the old file or the whole new one, never a part.
-
-    Raises:
-      ConfigurationError: more than `most` characters, which nobody would read again.
-      OSError: the folder is missing or cannot be written; `path` is then untouched.
-    """
+    """Writes ASCII text to `path` atomically: a reader sees the old file or the whole new one."""
     if len(text) > most:
-        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(text)}. Keep it in several parts.")
+        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(text)}. Store it in several parts.")
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
@@ -176,20 +174,15 @@ def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -
 
 
 def text_in(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:
-    """Returns the text of a plain file; of bytes that are no text the empty one, which no reader takes.
-
-    Raises:
-      ConfigurationError: it is no plain file, or has more than `most` bytes.
-      OSError: the file is missing or unreadable.
-    """
+    """Returns the text of a plain file; "" for invalid UTF-8, which every reader refuses."""
     try:
         return read_plain(path, most).decode("utf-8")
     except UnicodeDecodeError:
-        return ""  # refused by the reader, without the bytes in the exception chain
+        return ""  # not raised here: the decode error would carry the bytes
 
 
 def plain(name: str, value: object) -> dict[str, Any]:
-    """Returns a deep copy of a JSON object (tuples become lists), refusing NaN, infinities and foreign types."""
+    """Returns a deep copy of a JSON object (tuples become lists); refuses NaN, infinities and other types."""
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{name}: expected a JSON object, found {type(value).__name__}.")
     try:

@@ -1,8 +1,4 @@
-"""What both few-shot templates share: the release they carry and the ways to get one. Knows no noise, no accountant.
-
-Everything a template holds is public. Private examples only pass through `from_private_examples` on their way to the
-synthesizer and are kept nowhere.
-"""
+"""The base of both few-shot templates: the release they carry and how to build them."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ if TYPE_CHECKING:
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
 TEMPLATE_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
-_EVOLUTION = "private_evolution"  # as `evolution_planning` names it, which would import the accountants
+_EVOLUTION = "private_evolution"  # `evolution_planning.MECHANISM`, whose import would load the accountants
 _FROM_THE_RELEASE = ("examples", "example_selector", "privacy_report", "plan")
-# Options of `from_private_examples` that belong to the template; `name` and all others go to the synthesizer.
+# Options of `from_private_examples` for the template; all others go to the synthesizer.
 _TEMPLATE_OPTIONS = (
     "example_separator",
     "input_types",
@@ -47,24 +43,24 @@ _TEMPLATE_OPTIONS = (
 
 
 class ReleasedPrompt(HidesInput):
-    """What both templates share: the release they carry, and the ways to get one."""
+    """Base of both templates: the release they carry, and how to build them."""
 
     examples: list[dict[str, Any]] | None = None
     """Released demonstrations: field name to text."""
 
     example_selector: BaseExampleSelector | None = None
-    """Instead of `examples`: a selector, as in the stock class. No report of this template covers what it selects."""
+    """Instead of `examples`: a selector, as in the stock class. The template's report does not cover its selections."""
 
     privacy_report: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Public report of what the demonstrations cost; empty where the template was built by hand."""
+    """Public privacy report of the demonstrations; empty for a template built by hand."""
 
     plan: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Public plan of the release; empty where the template was built by hand."""
+    """Public plan of the release; empty for a template built by hand."""
 
     model_config = TEMPLATE_CONFIG
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses templating languages that can run code, then does what the stock class does."""
+        """Refuses templating languages that can run code; then as the stock class."""
         _refuse_other_formats(kwargs.get("template_format", "f-string"), kwargs.get("example_prompt"))
         super().__init__(*args, **kwargs)
         if self.privacy_report:
@@ -77,23 +73,19 @@ class ReleasedPrompt(HidesInput):
     @model_validator(mode="before")
     @classmethod
     def _forget_cached_properties(cls, values: dict[str, Any]) -> dict[str, Any]:
-        # Stock `partial` rebuilds from `__dict__`, where `invoke` has cached `_serialized`: "extra inputs".
+        # Stock `partial` rebuilds from `__dict__`, where `invoke` has cached `_serialized`, which is not a field.
         return {key: value for key, value in values.items() if key != "_serialized"}
 
     @property
     def epsilon(self) -> float:
-        """Upper bound on epsilon of the demonstrations, or what the selector says of its own; else `math.inf`."""
+        """Upper bound on epsilon of the demonstrations, or the selector's `epsilon`; else `math.inf`."""
         if self.privacy_report:
             return epsilon_of(self.privacy_report)
         return float(getattr(self.example_selector, "epsilon", math.inf))
 
     @property
     def released(self) -> ReleasedDemonstrations:
-        """The demonstrations with report and plan, to save or to build another template from.
-
-        Raises:
-          ConfigurationError: the template has an example selector, or no privacy report to hand on.
-        """
+        """The demonstrations with report and plan, to save or to build another template."""
         if not self.privacy_report:
             raise ConfigurationError(
                 "released: expected a template with a privacy report, found none. Build it with from_released or "
@@ -114,23 +106,22 @@ class ReleasedPrompt(HidesInput):
         self.released.save(path)
 
     def save(self, file_path: object) -> NoReturn:
-        """Refuses: stock files drop the privacy report and are read back as a stock class.
-
-        Raises:
-          ConfigurationError: always.
-        """
-        raise ConfigurationError(f"save: not offered here (path {file_path!r}). Use save_released and from_released.")
+        """Always raises ConfigurationError: stock files drop the privacy report and load as a stock class."""
+        raise ConfigurationError(
+            f"save: expected save_released, which keeps the privacy report, found save (path {file_path!r}); "
+            "use save_released and from_released."
+        )
 
     def with_shots(self, n_per_label: int, *, label_key: str | None = None) -> Self:
         """Returns a template with the first demonstrations of each label.
 
         Formal guarantees:
-          - Post-processing of the release: free, and `privacy_report` (the cost of the whole release) stays.
+          - Post-processing of the release: free; `privacy_report` (the cost of the whole release) is unchanged.
 
         Args:
-          n_per_label: demonstrations to keep per label; fewer stay where fewer were released.
-          label_key: field that holds the label; by default `plan["label_key"]`. With no labels in the plan (None
-            there), all demonstrations count as one label.
+          n_per_label: demonstrations to keep per label; at most those released.
+          label_key: field that holds the label; by default `plan["label_key"]`. If that is None, all
+            demonstrations count as one label.
 
         Raises:
           ConfigurationError: the label field is unknown, or there is no example list.
@@ -141,13 +132,13 @@ class ReleasedPrompt(HidesInput):
         if (key is None and "label_key" not in self.plan) or not all(key is None or key in e for e in examples):
             raise ConfigurationError(f"label_key: expected a field of every demonstration, found {key!r}.")
         seen: Counter[Any] = Counter()
-        kept = []
+        shown = []
         for example in examples:
             label = None if key is None else example[key]
             seen[label] += 1
             if seen[label] <= n_per_label:
-                kept.append(example)
-        return self._rebuilt(examples=kept)
+                shown.append(example)
+        return self._rebuilt(examples=shown)
 
     def with_released(self, released: ReleasedDemonstrations) -> Self:
         """Returns the same template over another release, with that release's report and plan.
@@ -217,14 +208,14 @@ class ReleasedPrompt(HidesInput):
         """Generates demonstrations from private examples, charges the budget, and returns the template that shows them.
 
         Formal guarantees:
-          - The template holds what `DemonstrationSynthesizer` released and public arguments; nothing else of `private`.
+          - The template holds released demonstrations and public arguments; nothing else of `private`.
           - Every template argument is checked before the budget is touched.
 
         Args:
-          private: the examples; bound to the budget's ledger. The model `llm` SEES their text, but for
+          private: the examples; bound to the budget's ledger. The model `llm` SEES their text, except with
             `mechanism="private_evolution"`.
-          llm: an engine, or a LangChain model with token log-probabilities; best one you run yourself. With
-            `mechanism="private_evolution"` any model that writes text, which then sees none of theirs.
+          llm: an engine, or a LangChain model with token log-probabilities; best a local one. With
+            `mechanism="private_evolution"` any model that writes text, which then sees no private text.
           example_prompt: template of one demonstration; its variables are among `private.fields`.
           suffix: public text after the demonstrations, with the query's variable (required by the string template).
           prefix: public text before the demonstrations.
@@ -240,7 +231,7 @@ class ReleasedPrompt(HidesInput):
         Raises:
           ConfigurationError: a public argument is out of range; nothing was spent.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          SynthesisInterruptedError: the model failed half-way; go on with `from_synthesizer(error.synthesizer, ...)`.
+          SynthesisInterruptedError: the model failed; continue with `from_synthesizer(error.synthesizer, ...)`.
         """
         options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
         template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
@@ -263,9 +254,9 @@ class ReleasedPrompt(HidesInput):
         progress: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Is `from_private_examples`, awaitable; the rows of one token are scored concurrently.
+        """Async version of `from_private_examples`; the rows of one token are scored concurrently.
 
-        A LangChain model is probed in a thread, so the event loop goes on meanwhile.
+        A LangChain model is probed in a thread, so that the event loop is not blocked.
         """
         from langchain_dpicl.callbacks import may_wait
         from langchain_dpicl.run_events import refusals_awaited
@@ -291,11 +282,10 @@ class ReleasedPrompt(HidesInput):
         progress: bool | None = None,
         **template_options: Any,
     ) -> Self:
-        """Runs a synthesizer to its end (or continues an interrupted one) and returns the template.
+        """Runs or continues a synthesizer and returns the template.
 
         Args:
-          synthesizer: declared on its own, inside `with budget.plan():`, or taken from a SynthesisInterruptedError; a
-            `PrivateEvolution` does as well.
+          synthesizer: a `DemonstrationSynthesizer` or `PrivateEvolution`, also one of a `SynthesisInterruptedError`.
           example_prompt: template of one demonstration.
           prefix: public text before the demonstrations.
           suffix: public text after them, with the query's variable (required by the string template).
@@ -320,7 +310,7 @@ class ReleasedPrompt(HidesInput):
         progress: bool | None = None,
         **template_options: Any,
     ) -> Self:
-        """Is `from_synthesizer`, awaitable."""
+        """Async version of `from_synthesizer`."""
         template = cls._without_examples(example_prompt, prefix, suffix, template_options)
         return template.with_released(await synthesizer.arun(progress=progress))
 
@@ -328,7 +318,7 @@ class ReleasedPrompt(HidesInput):
 
     @classmethod
     def _without_examples(cls, example_prompt: Any, prefix: str, suffix: str | None, options: dict[str, Any]) -> Self:
-        """Returns the template before its demonstrations exist: every check of its arguments, before any spend."""
+        """Returns the template without demonstrations, so that its arguments are checked before anything is spent."""
         _refuse_release_fields(options)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
@@ -339,7 +329,7 @@ class ReleasedPrompt(HidesInput):
     def _checked(
         cls, private: PrivateExamples, example_prompt: Any, ends: tuple[str, str | None], options: dict[str, Any]
     ) -> tuple[Self, dict[str, Any]]:
-        """Returns the checked template without demonstrations, and the options that concern their generation."""
+        """Returns the checked template without demonstrations, and the generation options."""
         _refuse_release_fields(options)
         own = {key: value for key, value in options.items() if key in _TEMPLATE_OPTIONS}
         generation = {key: value for key, value in options.items() if key not in _TEMPLATE_OPTIONS}
@@ -357,14 +347,18 @@ class ReleasedPrompt(HidesInput):
         return self.examples
 
 
-# Imported inside: serving a release needs neither models nor the vault and its accountants.
+# Imported inside: a released template loads neither models nor accountants.
 def _probed(llm: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the engine and the options, with all that is probed in public behind them."""
+    """Probes the model in public and returns the engine and the options."""
     if options.get("mechanism") == _EVOLUTION:
         from langchain_dpicl.backends.embeddings import SilentEmbeddings
 
-        given = options.get("embeddings")
-        probed = {} if given is None or isinstance(given, SilentEmbeddings) else {"embeddings": SilentEmbeddings(given)}
+        embeddings = options.get("embeddings")
+        probed = (
+            {}
+            if embeddings is None or isinstance(embeddings, SilentEmbeddings)
+            else {"embeddings": SilentEmbeddings(embeddings)}
+        )
         return llm, {**options, **probed}
     from langchain_dpicl.backends.resolve import as_backend
 
@@ -385,16 +379,16 @@ def _synthesizer(
 
 
 def _refuse_release_fields(options: dict[str, Any]) -> None:
-    if given := sorted(set(options) & set(_FROM_THE_RELEASE)):
-        raise ConfigurationError(f"{given}: expected none of these here; they come with the release.")
+    if refused := sorted(set(options) & set(_FROM_THE_RELEASE)):
+        raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
 
 
 def _refuse_other_formats(template_format: object, example_prompt: object) -> None:
     """Refuses jinja2 and mustache, which read attributes or run code, anywhere in a template."""
-    for found in (template_format, *_formats_in(example_prompt)):
-        if found != "f-string":
+    for language in (template_format, *_formats_in(example_prompt)):
+        if language != "f-string":
             raise ConfigurationError(
-                f"template_format: expected 'f-string', found {found!r}. Rewrite {{{{ name }}}} as {{name}}."
+                f"template_format: expected 'f-string', found {language!r}. Rewrite {{{{ name }}}} as {{name}}."
             )
 
 
@@ -404,15 +398,15 @@ def _formats_in(template: object) -> Iterator[object]:
         for part in template:
             yield from _formats_in(part)
         return
-    if (found := getattr(template, "template_format", None)) is not None:
-        yield found
+    if (language := getattr(template, "template_format", None)) is not None:
+        yield language
     for name in ("messages", "prompt", "example_prompt"):
         if (inner := getattr(template, name, None)) is not None:
             yield from _formats_in(inner)
 
 
 def _check_variables(example_prompt: Any, private: PrivateExamples) -> None:
-    """Refuses what is not a holder of private examples (without showing it), and variables that are not its fields."""
+    """Refuses an object without declared fields (without showing it), and variables that are not fields."""
     fields = getattr(private, "fields", None)
     if not isinstance(fields, (tuple, list, frozenset)):
         raise ConfigurationError(f"private: expected PrivateExamples, found {type(private).__name__}.")

@@ -1,7 +1,4 @@
-"""How the texts of released topics are written: what DemonstrationSynthesizer does, with places that stand for topics.
-
-Knows places, topics and drafts, which are public; never sees a private record, a row or a sum.
-"""
+"""Generates the texts of released topics with the token-by-token synthesizer."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ SYNTHESIZER = "DocumentSynthesizer"
 
 @dataclass(frozen=True, slots=True)
 class WritingOptions:
-    """How a token is released and rows are made: options of `DemonstrationSynthesizer.from_private_examples`."""
+    """The generation options of `DemonstrationSynthesizer.from_private_examples`."""
 
     mechanism: str = "gumbel"
     clip: float | None = None
@@ -54,16 +51,12 @@ class WritingOptions:
     grammar: Grammar | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WritingOptions:
-        """Reads options by name.
-
-        Raises:
-          ConfigurationError: one has another name.
-        """
+    def of(cls, options: Mapping[str, Any]) -> WritingOptions:
+        """Builds the options from keyword arguments."""
         names = {each.name for each in dataclasses.fields(cls)}
-        if strange := sorted(set(given) - names):
+        if strange := sorted(set(options) - names):
             raise fail("options", f"some of {sorted(names)}", strange)
-        return cls(**given)
+        return cls(**options)
 
     @property
     def rule(self) -> TokenRule:
@@ -73,18 +66,14 @@ class WritingOptions:
 
     @property
     def decoding(self) -> Decoding:
-        """How an index is read off a noised vector."""
+        """How an index is chosen from a noised vector."""
         return self._rules({})[1]
 
     def _rules(self, tested: dict[str, Any]) -> tuple[TokenRule, Decoding]:
         return _rules(self.mechanism, self.temperature, tested, top_k=self.top_k, top_p=self.top_p)
 
     def design(self, size: int) -> RowDesign:
-        """Returns the shape of rows for topics of so many declared units.
-
-        Args:
-          size: units.
-        """
+        """Returns the row design for topics of `size` declared units."""
         return RowDesign.choose(
             rows=self.rows,
             num_slots=self.num_slots,
@@ -97,10 +86,10 @@ class WritingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TopicScript(Script):
-    """The public side of a generation whose labels are places: prompts say the topic that a place was given.
+    """Public parameters of a generation whose labels are places; prompts show the topic of a place.
 
     Attributes:
-      topics: topic by place, once they are released.
+      topics: topic by place, once released.
     """
 
     topics: dict[str, str] = field(default_factory=dict)
@@ -119,7 +108,7 @@ def topic_script(
     generation_prompt: Any,
     max_tokens: int,
 ) -> TopicScript:
-    """Checks the public side of the texts; no private call is made and nothing is charged."""
+    """Checks the public parameters of the texts; no private call is made and nothing is charged."""
     made = make_script(
         private,
         as_backend(llm),
@@ -140,7 +129,7 @@ def topic_script(
 
 
 class TopicWriter(DemonstrationSynthesizer):
-    """Writes the texts of topics. Made and run by `DocumentSynthesizer`."""
+    """Generates the texts of topics. Made by `DocumentSynthesizer`."""
 
     _noun = "synthesizer"
 
@@ -159,39 +148,32 @@ class TopicWriter(DemonstrationSynthesizer):
         self._keep = keep
 
     def take(self, topics: Mapping[str, str], texts: Sequence[SyntheticText] | None = None) -> None:
-        """Learns the topics by place, and what of their texts was written before; the other places stay empty.
+        """Sets the topics by place, and restores earlier texts if given; places without a topic are dropped.
 
-        Texts that the ledger no longer has tickets for are left out: they were lost in a process that is gone.
-
-        Args:
-          topics: topic by place.
-          texts: written before, in another process; None: this run begins here.
-
-        Raises:
-          ConfigurationError: a text is of no topic, or beyond what the plan has.
+        Texts that the ledger has no tickets for are dropped: they were lost with a killed process.
         """
         self._topics.update(topics)
         place_of = {topic: place for place, topic in topics.items()}
         written = {(place_of.get(text.topic), text.number): text.text for text in texts or ()}
         items = [draft for draft in self._items if draft.label in topics]
         if not set(written) <= {(draft.label, draft.number) for draft in items}:
-            raise fail("checkpoint", "documents of its own topics, no more than planned", len(texts or ()))
+            raise fail("checkpoint", "at most the planned documents of its topics", len(texts or ()))
         for draft in items:
             if (text := written.get((draft.label, draft.number))) is not None:
                 draft.values[self._script.wording.text_key], draft.done = text, True
         if texts is not None:
-            left = {place: self._left(place) for place in topics}
-            items = [draft for draft in items if draft.done or self._takes(left, draft)]
+            remaining = {place: self._left(place) for place in topics}
+            items = [draft for draft in items if draft.done or self._takes(remaining, draft)]
         self._items[:] = items
 
     @staticmethod
-    def _takes(left: dict[str, int], draft: Draft) -> bool:
+    def _takes(remaining: dict[str, int], draft: Draft) -> bool:
         place = str(draft.label)
-        left[place] -= 1
-        return left[place] >= 0
+        remaining[place] -= 1
+        return remaining[place] >= 0
 
     def _left(self, place: str) -> int:
-        """Returns how many whole texts the tickets of a place still pay for."""
+        """Returns how many whole texts the remaining tickets of a place pay for."""
         plan, share = self.plan, self._share
         if plan.design.sampling == "disjoint":
             deals = share.remaining(deal_name(plan.shots_per_label), label=place)
@@ -205,18 +187,14 @@ class TopicWriter(DemonstrationSynthesizer):
 
     @property
     def texts(self) -> list[SyntheticText]:
-        """What is written so far, topic by topic."""
+        """The texts so far, topic by topic."""
         done = [draft for draft in self._items if draft.done]
         done.sort(key=lambda draft: list(self._topics).index(str(draft.label)))
         return [self._text(draft) for draft in done]
 
     @staticmethod
     def text_of(made: Mapping[str, str]) -> SyntheticText:
-        """Returns the text that `stream` or `astream` yielded.
-
-        Args:
-          made: what it yielded.
-        """
+        """Returns the text that `stream` or `astream` yielded."""
         return SyntheticText(made["text"], made["topic"], int(made["number"]))
 
     def _examples(self, draft: Draft) -> list[dict[str, str]]:

@@ -1,7 +1,4 @@
-"""Which fields of a record an engine trains on, and which public records tell how well. Knows no noise and no ledger.
-
-Private text passes through `ExampleFields.examples_of`, inside the curator's guard, and is not kept.
-"""
+"""The record fields that an engine is trained on, and the public validation records."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.release.sample import Record
 
 _DEFAULT_ROUNDS = 20
-# Validations of a run without a given interval.
+"""Validations of a run, by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleFields:
-    """Where the parts of a training example stand in a record. Public.
+    """The record fields of a training example; public.
 
     Attributes:
       text: field of the input.
       target: field of the answer.
-      pair: field of the second input; None: there is none.
+      pair: field of the second input, or None.
     """
 
     text: str
@@ -41,11 +38,7 @@ class ExampleFields:
     def of(
         cls, private: PrivateExamples, task: PromptTask, *, text_key: Any, target_key: Any, pair_key: Any
     ) -> ExampleFields:
-        """Takes the fields that the private examples declare; by default their text and their label.
-
-        Raises:
-          ConfigurationError: a field is not declared, nothing says what the answer is, or the task has other labels.
-        """
+        """Checks the field names against the declared fields; by default text and label."""
         text = private.text_key if text_key is None else text_key
         target = private.label_key if target_key is None else target_key
         if target is None:
@@ -53,17 +46,19 @@ class ExampleFields:
             raise fail("target_key", "the field that holds the answer", target, advice)
         if task.writes_text and private.labels and target_key is None:
             advice = (
-                "Give labels=[...] or verbalizers={...}, of which the prompt chooses one; or target_key=, if it is to "
-                "write the label as a text."
+                "Give labels=[...] or verbalizers={...} to choose among labels, or target_key= to write the label as "
+                "text."
             )
-            raise fail("labels", "a task with labels, as the examples have some", "one that writes texts", advice)
-        found = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
-        for name, key in found.items():
+            raise fail(
+                "labels", "a task with labels, because the examples have labels", "one that writes texts", advice
+            )
+        keys = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
+        for name, key in keys.items():
             if key not in private.fields:
                 advice = "Declare further fields with PrivateExamples(fields=...)."
                 raise fail(name, f"a declared field among {list(private.fields)}", key, advice)
-        if len(set(found.values())) != len(found):
-            raise fail(", ".join(found), "different fields", list(found.values()))
+        if len(set(keys.values())) != len(keys):
+            raise fail(", ".join(keys), "different fields", list(keys.values()))
         cls._check_labels(private, task, target)
         if task.kind != "sequence_classification" and task.takes_pair != (pair_key is not None):
             expected = "the field that fills {pair}" if task.takes_pair else "None: the template has no {pair}"
@@ -78,7 +73,7 @@ class ExampleFields:
             raise fail("labels", f"labels of the task: {list(task.labels)}", unknown, advice)
 
     def examples_of(self, records: Sequence[Record]) -> tuple[TrainingExample, ...]:
-        """Returns the examples of one unit; of no records, none."""
+        """Returns the examples of one unit. Runs on private records: keeps nothing."""
         return tuple(
             [
                 TrainingExample(
@@ -89,21 +84,18 @@ class ExampleFields:
         )
 
     def examples_in(self, name: str, records: Any, *, labels: Sequence[str] = ()) -> tuple[TrainingExample, ...]:
-        """Returns the examples of records that no ledger protects; a message names place and field, no content.
+        """Returns the examples of records that no ledger protects; messages name index and field, no content.
 
-        With `labels` every answer is one of them: another has no loss, and would be left out without a word.
-
-        Raises:
-          ConfigurationError: they are `PrivateExamples`, no mappings, lack a field, or have an unknown label.
+        With `labels` every answer must be one of them, because the loss would silently ignore others.
         """
         if isinstance(records, PrivateExamples):
-            advice = "Private examples are trained on with PromptDPSGD.train, under a budget."
+            advice = "Train on private examples with PromptDPSGD.train and a budget."
             raise fail(name, "records that no ledger protects", type(records).__name__, advice)
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise fail(name, "a list of mappings", type(records).__name__)
         wanted = [key for key in (self.text, self.pair, self.target) if key is not None]
-        found = list(records)
-        for place, record in enumerate(found):
+        listed = list(records)
+        for place, record in enumerate(listed):
             is_whole = isinstance(record, Mapping) and all(isinstance(record.get(key), str) for key in wanted)
             if not is_whole:
                 raise ConfigurationError(f"{name}[{place}]: expected a mapping with text under {wanted}.")
@@ -112,9 +104,9 @@ class ExampleFields:
                     f"{name}[{place}]: expected one of {list(labels)} under {self.target!r}, found another label. "
                     "Correct or leave out the record."
                 )
-        if not found:
+        if not listed:
             raise fail(name, "at least one record", [])
-        return self.examples_of(found)
+        return self.examples_of(listed)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -123,11 +115,11 @@ class ExampleFields:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """PUBLIC examples whose loss is shown while training goes on, and how often.
+    """PUBLIC examples whose loss is shown in training, and how often.
 
     Attributes:
       examples: public.
-      every: steps between two looks; the last step is looked at too.
+      every: steps between two validations; the last step is validated too.
     """
 
     examples: tuple[TrainingExample, ...] = field(repr=False)
@@ -137,11 +129,7 @@ class Validation:
     def of(
         cls, fields: ExampleFields, records: Any, *, labels: Sequence[str] = (), every: Any, steps: int
     ) -> Validation | None:
-        """Reads public records.
-
-        Raises:
-          ConfigurationError: records that are private, cannot be read or have an unknown label, or an interval below 1.
-        """
+        """Reads public records; None without records."""
         if records is None:
             if every is not None:
                 raise fail("validate_every", "None without validation=", every)
@@ -149,14 +137,14 @@ class Validation:
         apart = max(1, math.ceil(steps / _DEFAULT_ROUNDS)) if every is None else every
         return cls(fields.examples_in("validation", records, labels=labels), check_int("validate_every", apart, low=1))
 
-    def is_due(self, step: int, *, left: int) -> bool:
-        """Returns whether the step just made is looked at."""
-        return step % self.every == 0 or left == 0
+    def is_due(self, step: int, *, steps_left: int) -> bool:
+        """Whether the current step is validated."""
+        return step % self.every == 0 or steps_left == 0
 
 
 @dataclass(frozen=True, slots=True)
 class AskLoss:
-    """Asks for the mean loss of PUBLIC examples at released weights; NaN: none of them has one.
+    """Request for the mean loss of PUBLIC examples at released weights; NaN if none has a finite loss.
 
     Attributes:
       backend: the engine.
@@ -169,16 +157,12 @@ class AskLoss:
     examples: tuple[TrainingExample, ...] = field(repr=False)
 
     def run(self) -> float:
-        """Answers, blocking.
-
-        Raises:
-          ModelCallError: the engine failed.
-        """
+        """Computes the loss."""
         try:
             losses = [float(loss) for loss in self.backend.losses(self.weights, self.examples)]
         except DPICLError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
+        except Exception as error:  # noqa: BLE001  engines may raise anything
             kind = type(error).__name__
         else:
             known = [loss for loss in losses if math.isfinite(loss)]
@@ -186,5 +170,5 @@ class AskLoss:
         raise public_failure(kind)
 
     async def arun(self) -> float:
-        """Answers, awaiting."""
+        """Async version of `run`."""
         return await asyncio.to_thread(self.run)

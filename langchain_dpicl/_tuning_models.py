@@ -1,7 +1,4 @@
-"""From the model that a user hands in to an engine that trains its prompt. Public values only; knows no record.
-
-The extra `hf` is imported here, and only when a model is given.
-"""
+"""Builds the engine that trains a prompt from the user's model and task options."""
 
 from __future__ import annotations
 
@@ -49,38 +46,30 @@ def engine_of(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Any:
-    """Returns the engine that trains a prompt of `model`; a ready one is taken as it is. Arguments: `PromptDPSGD`.
-
-    Raises:
-      ConfigurationError: a public fault, or the extra `hf` is not installed.
-    """
-    given = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
+    """Returns the engine that trains a prompt of `model`; a `GradientBackend` is returned unchanged."""
+    options = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
     if isinstance(model, GradientBackend):
-        changed = sorted(_changed(given)) + (["tokenizer"] if tokenizer is not None else [])
+        changed = sorted(_changed(options)) + (["tokenizer"] if tokenizer is not None else [])
         if changed:
-            raise fail(", ".join(changed), "their defaults beside a ready engine, which has its own", "others")
+            raise fail(", ".join(changed), "their defaults together with an engine, which has its own", "others")
         return model
-    worded = {name: given.pop(name) for name in ("template", "labels", "verbalizers")}
-    counts = {name: given.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
-    if given["task"] is None:
-        given["task"] = task_of(kind_of(model), **worded, **counts)
+    worded = {name: options.pop(name) for name in ("template", "labels", "verbalizers")}
+    counts = {name: options.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
+    if options["task"] is None:
+        options["task"] = task_of(kind_of(model), **worded, **counts)
     elif changed := sorted(_changed({**worded, **counts})):
-        raise fail(", ".join(changed), "their defaults beside task=, which has its own", "others")
-    return _engine_class()(model, tokenizer, **given)
+        raise fail(", ".join(changed), "their defaults together with task=, which has its own", "others")
+    return _engine_class()(model, tokenizer, **options)
 
 
-def _changed(given: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the options that are not at their defaults."""
+def _changed(options: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the options that differ from their defaults."""
     defaults = inspect.signature(engine_of).parameters
-    return [name for name, value in given.items() if value != defaults[name].default]
+    return [name for name, value in options.items() if value != defaults[name].default]
 
 
 def kind_of(model: Any) -> TaskKind:
-    """Returns what a model is for, by the name of its class; of a path, by what its configuration says.
-
-    Raises:
-      ConfigurationError: neither says it.
-    """
+    """Returns the task kind of a model, by its class name or by the configuration in its folder."""
     names = [type(model).__name__]
     if isinstance(model, str | os.PathLike):
         names = _architectures(Path(model) / "config.json")
@@ -94,11 +83,11 @@ def kind_of(model: Any) -> TaskKind:
 
 def _architectures(path: Path) -> list[str]:
     try:
-        found = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
+        names = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        advice = "Names of a hub are not looked up: download the model first and pass its folder."
+        advice = "Hub names are not downloaded: download the model first and pass its folder."
         raise fail("model", "a model object, or the folder of a local model", str(path.parent), advice) from error
-    return [str(name) for name in found] if isinstance(found, list) else []
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def task_of(
@@ -109,11 +98,7 @@ def task_of(
     verbalizers: Mapping[str, str] | None = None,
     **counts: int,
 ) -> PromptTask:
-    """Returns the task that single options describe.
-
-    Raises:
-      ConfigurationError: they do not go together.
-    """
+    """Builds the task from the single options."""
     if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | None):
         raise fail("labels", "a list of texts", type(labels).__name__, 'Give labels=["...", "..."].')
     if not isinstance(verbalizers, Mapping | None):
@@ -125,18 +110,14 @@ def task_of(
         raise fail("verbalizers", f"one word for each of the labels {list(known)}", sorted(words))
     if kind == "sequence_classification":
         if verbalizers is not None:
-            raise fail("verbalizers", "None: the outputs of a head need no words", sorted(verbalizers))
+            raise fail("verbalizers", "None with a classification head", sorted(verbalizers))
         words = {}
-    said = _TEMPLATES[kind] if template is None else template
-    return PromptTask(kind, said, known, tuple(words[label] for label in known if words), **counts)
+    wording = _TEMPLATES[kind] if template is None else template
+    return PromptTask(kind, wording, known, tuple(words[label] for label in known if words), **counts)
 
 
 def _engine_class() -> Any:
-    """Returns the class of engines, which needs torch.
-
-    Raises:
-      ConfigurationError: the packages of local models are not installed.
-    """
+    """Imports the engine class, which needs torch."""
     missing = None
     try:
         from langchain_dpicl.backends.tuning.engine import PromptEngine

@@ -1,8 +1,4 @@
-"""Writing demonstrations elsewhere: what a worker is told, and how it keeps each released token before its commit.
-
-Knows wording, plans, tickets and the memo of released drafts; records, rows and sums are the curator's. A draft that a
-worker left behind is gone on with by the next, token by token as it was released.
-"""
+"""Generates demonstrations on workers, and stores each released token before its ticket is committed."""
 
 from __future__ import annotations
 
@@ -38,17 +34,17 @@ DraftJob: TypeAlias = tuple[str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationWork:
-    """The order to write demonstrations; public, and made from what the driver has planned.
+    """The job description for workers that generate demonstrations; public.
 
     Attributes:
       ledger_id: the driver's ledger.
-      component: whose share pays.
-      epsilon: the share as it was asked for.
+      component: name of the share that pays.
+      epsilon: the requested share.
       plan: what is released, and what it costs.
-      script: the public side, without an engine.
-      grammar: what a text may be.
-      public: what reports show of plan and script; a worker's has to be the same.
-      engine: what the plan depends on of the engine.
+      script: the public parameters, without an engine.
+      grammar: constrains the texts.
+      public: plan and script as reports show them; a worker's must be equal.
+      engine: the properties of the engine that the plan depends on.
     """
 
     ledger_id: str
@@ -64,13 +60,9 @@ class DemonstrationWork:
     def of(
         cls, script: Script, plan: GenerationPlan, *, ledger_id: str, component: str, epsilon: float | None
     ) -> DemonstrationWork:
-        """Takes the engine off the script.
-
-        Raises:
-          ConfigurationError: one deal serves several demonstrations, or the engine's tokens cannot be written down.
-        """
+        """Builds the job description; the script loses its engine."""
         if plan.design.sampling == "disjoint":
-            advice = "One secret deal serves all demonstrations of a label, and stays in one process."
+            advice = "All demonstrations of a label share one secret partition, which stays in one process."
             raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
         _token_out(script.backend.eos)
         bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
@@ -80,23 +72,18 @@ class DemonstrationWork:
 
     @property
     def key(self) -> str:
-        """Public name: of the whole order, so that no worker takes one for another of the same component."""
+        """Public name, with a digest of all fields, so that two jobs of one component differ."""
         return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
 
     def begin(self, place: Workplace) -> Callable[[DraftJob], Answer]:
-        """Declares the same share from the worker's own examples, and returns what writes one demonstration.
-
-        Raises:
-          ConfigurationError: the worker's model is another, or its place lacks something.
-          PrivacyBudgetError: the worker's ledger, or what its examples declare, is another.
-        """
+        """Declares the same share with the worker's own examples, and returns the function that runs one job."""
         num_jobs = len(self.plan.branches) * self.plan.shots_per_label
         private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=num_jobs)
         backend = as_backend(place.llm)
         grammar = None if self.grammar is None else self.grammar.bind(backend)
         script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
-        found = {**self.plan.to_dict(), **script.to_dict()}
-        changed = sorted(key for key in {**self.public, **found} if self.public.get(key) != found.get(key))
+        public = {**self.plan.to_dict(), **script.to_dict()}
+        changed = sorted(key for key in {**self.public, **public} if self.public.get(key) != public.get(key))
         if changed or _facts(script) != self.engine:
             raise fail("workplace", "the model that the plan was made with", f"differences in {changed or ['engine']}")
         share = declare_share(
@@ -109,12 +96,12 @@ class DemonstrationWork:
             engines=[script],
         )
         where = f"{self.ledger_id}/{self.component}"
-        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **found})
+        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
         return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
 
 
 class _Writer:
-    """Writes one demonstration at a time, and keeps every released token before its ticket is committed."""
+    """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
 
     def __init__(
         self,
@@ -134,76 +121,76 @@ class _Writer:
         self._scope = scope
 
     def __call__(self, job: DraftJob) -> Answer:
-        """Returns a demonstration that stands in the memo, or goes on with it and puts it there."""
+        """Returns a demonstration from the memo, or completes it and stores it there."""
         label, number = job
         key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
         turn = JobTurn(self._memo, key)
-        kept = _Kept(Draft(label, number), self._memo, key, turn)
-        kept.read()
-        if not kept.draft.done:
+        stored = _Kept(Draft(label, number), self._memo, key, turn)
+        stored.read()
+        if not stored.draft.done:
             if not turn.take():
                 return turn.busy()
             try:
-                kept.read()
-                if not kept.draft.done and not self._written(kept):
-                    return Answer("lost", tickets=kept.charged)
+                stored.read()
+                if not stored.draft.done and not self._written(stored):
+                    return Answer("lost", tickets=stored.charged)
             except TurnLostError:
-                return turn.busy(tickets=kept.charged)
-            except Exception as error:  # noqa: BLE001  told by its kind, with what it cost
-                return Answer.of_fault(error, tickets=kept.charged)
+                return turn.busy(tickets=stored.charged)
+            except Exception as error:  # noqa: BLE001  reported by kind, with its cost
+                return Answer.of_fault(error, tickets=stored.charged)
             finally:
                 turn.leave()
-        return Answer("done", kept.draft.values, tickets=kept.charged)
+        return Answer("done", stored.draft.values, tickets=stored.charged)
 
-    def _written(self, kept: _Kept) -> bool:
-        """Writes the draft to its end; False: nothing is left that could pay for what is missing."""
+    def _written(self, stored: _Kept) -> bool:
+        """Completes the draft; False: no tickets remain for the missing tokens."""
         seen: list[int] = []
-        while not kept.draft.done:
-            if not self._has_tickets(kept):
+        while not stored.draft.done:
+            if not self._has_tickets(stored):
                 return False
             try:
-                drive(write_draft(self._script, kept.draft, self._opener(kept), lambda: None))
+                drive(write_draft(self._script, stored.draft, self._opener(stored), lambda: None))
             except PrivacyBudgetExceededError:
-                owed = [held.owed for one in kept.draft.tickets.values() for held in one]
+                owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
                     raise
-                seen = owed  # others took some meanwhile: with what is left, if anything is
+                seen = owed  # other workers took tickets meanwhile: retry with the remaining ones
             except TurnLostError:
-                raise  # the draft in the memo is another worker's
+                raise  # another worker owns the draft in the memo
             except BaseException:
-                with suppress(MemoError):  # what stopped us is the error; these tokens were released all the same
-                    kept.write()
+                with suppress(MemoError):  # raise the first error; store the released tokens if possible
+                    stored.write()
                 raise
-        kept.write()
+        stored.write()
         return True
 
-    def _opener(self, kept: _Kept) -> Opener:
-        return lambda draft, length, ticket, name, known: self._open(kept, length, name, known)  # noqa: ARG005  its own
+    def _opener(self, stored: _Kept) -> Opener:
+        return lambda draft, length, ticket, name, known: self._open(stored, length, name, known)  # noqa: ARG005  its own
 
-    def _has_tickets(self, kept: _Kept) -> bool:
-        """Notes how many tickets each field may still take: what it has not spent, and no more than there are."""
-        draft = kept.draft
+    def _has_tickets(self, stored: _Kept) -> bool:
+        """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
+        draft = stored.draft
         blocks = dict(self._plan.branches)[draft.label].blocks
         draft.tickets = {}
         for number, segment in enumerate(self._script.segments):
-            held = []
+            tickets = []
             for length, count in blocks(segment.max_tokens):
-                left = self._share.remaining(template_name(segment.name, length), label=draft.label)
-                held.append(Held(length, max(0, min(count - kept.spent[number, length], left))))
-            draft.tickets[number] = held
+                remaining = self._share.remaining(template_name(segment.name, length), label=draft.label)
+                tickets.append(Held(length, max(0, min(count - stored.spent[number, length], remaining))))
+            draft.tickets[number] = tickets
             begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
-            if not begun and not any(one.owed > 0 for one in held):
+            if not begun and not any(one.owed > 0 for one in tickets):
                 return False
         return True
 
     @contextmanager
-    def _open(self, kept: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
-        """Reserves one ticket for one block, so that whoever is killed loses no more; keeps what it released."""
-        draft = kept.draft
+    def _open(self, stored: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
+        """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
+        draft = stored.draft
         template = template_name(self._script.segments[draft.segment].name, length)
-        kept.turn.check(kept.told)
+        stored.turn.check(stored.told)
         ticket = self._share.reserve(template, label=draft.label)
-        kept.charged += 1
+        stored.charged += 1
         try:
             with open_block(
                 self._private,
@@ -215,16 +202,16 @@ class _Writer:
                 choose=self._script.decoding.choose,
                 prefix=tuple(draft.tokens),
             ) as block:
-                kept.spent[draft.segment, length] += 1
+                stored.spent[draft.segment, length] += 1
                 yield block
-                kept.write()  # before the commit
+                stored.write()  # before the commit
         finally:
-            kept.charged -= ticket.give_back()
+            stored.charged -= ticket.give_back()
 
 
 @dataclass(slots=True, repr=False)
 class _Kept:
-    """A draft, and how it stands in the memo. All of it is released or public."""
+    """A draft and its state in the memo; released and public values only."""
 
     draft: Draft
     memo: ReleaseMemo
@@ -235,7 +222,7 @@ class _Kept:
     told: str | None = None
 
     def read(self) -> None:
-        """Brings the draft to where the memo says it stands."""
+        """Loads the state of the draft from the memo."""
         self.told = self.memo.recall(self.key)
         if self.told is None:
             return
@@ -246,14 +233,9 @@ class _Kept:
         self.spent = Counter({(segment, length): count for segment, length, count in state["spent"]})
 
     def write(self) -> None:
-        """Keeps the draft as it is.
-
-        Raises:
-          TurnLostError: another worker has gone on with this draft meanwhile.
-          MemoError: it cannot be written.
-        """
+        """Stores the draft; raises TurnLostError if another worker changed it."""
         draft = self.draft
-        told = json.dumps(
+        text = json.dumps(
             {
                 "values": draft.values,
                 "segment": draft.segment,
@@ -262,16 +244,16 @@ class _Kept:
                 "done": draft.done,
             }
         )
-        if told == self.told:
+        if text == self.told:
             return
-        self.memo.remember(self.key, told, instead_of=self.told)
-        if self.memo.recall(self.key) != told:
-            raise TurnLostError("memo: expected this draft as it was left, found that another run went on with it.")
-        self.told = told
+        self.memo.remember(self.key, text, instead_of=self.told)
+        if self.memo.recall(self.key) != text:
+            raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
+        self.told = text
 
 
 def _facts(script: Script) -> tuple[Any, ...]:
-    """Returns what a plan depends on of an engine."""
+    """Returns the properties of an engine that a plan depends on."""
     backend = script.backend
     return type(backend).__name__, backend.max_top_k, _token_out(backend.eos), script.is_fused, script.candidates
 
@@ -285,8 +267,8 @@ def _token_out(token: Token) -> Any:
     raise fail("llm", "an engine whose tokens are bytes, text or numbers", type(token).__name__)
 
 
-def _token_in(told: Any) -> Token:
-    kind, value = told
+def _token_in(pair: Any) -> Token:
+    kind, value = pair
     return bytes.fromhex(value) if kind == "bytes" else value
 
 

@@ -1,7 +1,4 @@
-"""Public texts written elsewhere: prompts and answers are public, and nothing of a worker's records is looked at.
-
-Knows no record, no ledger and no vote. A prompt whose worker died is asked again: it costs money, and no budget.
-"""
+"""Answers public prompts on workers."""
 
 from __future__ import annotations
 
@@ -22,18 +19,18 @@ from langchain_dpicl.ray_executor import as_executor
 from langchain_dpicl.working import Workplace
 
 PROMPTS_PER_JOB = 8
-"""Prompts that a worker is given at a time."""
+"""Prompts of one job."""
 
 PromptsJob: TypeAlias = tuple[int, tuple[str, ...]]
-"""Its place in the order of prompts, and the prompts."""
+"""Index of the job, and its prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextWork:
-    """The order to answer public prompts.
+    """The job description for workers that answer public prompts.
 
     Attributes:
-      name: public name of the driver's model; a worker's has to be of the same kind.
+      name: public name of the driver's model; a worker's must be equal.
       max_tokens: as of `PublicModel`.
       stop: as of `PublicModel`.
     """
@@ -44,15 +41,11 @@ class TextWork:
 
     @property
     def key(self) -> str:
-        """Public name: of all that tells two of them apart."""
+        """Public name, from all fields."""
         return f"texts/{self.name}/{self.max_tokens}/{self.stop!r}"
 
     def begin(self, place: Workplace) -> Callable[[PromptsJob], Answer]:
-        """Returns what has a worker's model answer some prompts.
-
-        Raises:
-          ConfigurationError: the worker's model is another, or writes no text.
-        """
+        """Returns the function that answers the prompts of one job."""
         model = PublicModel(place.llm, max_tokens=self.max_tokens, stop=self.stop)
         if model.name != self.name:
             raise fail("workplace", f"the model of the driver, {self.name}", model.name)
@@ -64,18 +57,7 @@ class TextWork:
 
 
 class SpreadModel(PublicModel):
-    """A model whose public prompts are answered by workers, some at a time; run without the driver's callbacks.
-
-    Args:
-      llm: as of `PublicModel`; here it names the model and is asked nothing.
-      executor: who answers.
-      max_tokens: as of `PublicModel`.
-      stop: as of `PublicModel`.
-      is_ours: whether the executor is nobody else's.
-
-    Raises:
-      CapabilityError: `llm` writes no text.
-    """
+    """A model whose public prompts are answered by workers; the driver's callbacks are not called."""
 
     def __init__(
         self, llm: Any, executor: Executor, *, max_tokens: int, stop: Sequence[str], is_ours: bool = False
@@ -87,12 +69,12 @@ class SpreadModel(PublicModel):
         self._found: dict[PromptsJob, list[str]] = {}
 
     def rest(self) -> None:
-        """Ends the workers, where they are nobody else's and have nothing to do."""
+        """Stops the workers, if this run started them."""
         if self._is_ours:
             self._executor.rest()
 
     def ask_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Ask:  # noqa: ARG002
-        """Returns what asks each of these public prompts once; see `PublicModel`."""
+        """Returns the request to answer each of these public prompts once; see `PublicModel`."""
         texts = [text if isinstance(text, str) else text.to_string() for text in prompts]
         parts = [tuple(texts[at : at + PROMPTS_PER_JOB]) for at in range(0, len(texts), PROMPTS_PER_JOB)]
 
@@ -112,8 +94,8 @@ class SpreadModel(PublicModel):
         return AskInPublic(self.name, ask, aask)
 
     def _answered(self, jobs: list[PromptsJob]) -> Generator[PromptsJob | None]:
-        """Has workers answer what is not answered yet; answers that came are kept where others fail."""
-        self._found = {job: found for job, found in self._found.items() if job in jobs}
+        """Sends the unanswered prompts to workers; keeps the answers when other jobs fail."""
+        self._found = {job: texts for job, texts in self._found.items() if job in jobs}
         fault: ModelCallError | None = None
         for one in self._executor.spread(self._work, [job for job in jobs if job not in self._found]):
             if one is None:
@@ -130,18 +112,13 @@ class SpreadModel(PublicModel):
             raise fault
 
     def _told(self, jobs: list[PromptsJob]) -> tuple[str, ...]:
-        """Returns the answers, once: the same prompts asked again are asked anew."""
-        found, self._found = self._found, {}
-        return distinct(text for job in jobs for text in found[job])
+        """Returns and forgets the answers, so that the same prompts are answered anew next time."""
+        answers, self._found = self._found, {}
+        return distinct(text for job in jobs for text in answers[job])
 
 
 def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:
-    """Returns who writes public texts: workers where there is an executor.
-
-    Raises:
-      CapabilityError: `llm` writes no text.
-      ConfigurationError: `executor` is none.
-    """
+    """Returns the model that writes public texts: on workers, if there is an executor."""
     workers = as_executor(executor)
     if workers is None:
         return PublicModel(llm, max_tokens=max_tokens, stop=stop)

@@ -1,4 +1,4 @@
-"""How one index is read off a noised vector: free post-processing. Knows no private data."""
+"""Chooses one index from a noised vector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Decoding:
     """Chooses a token from noised probabilities.
 
     Formal guarantees:
-      - A function of the noised vector and fresh coins only, so it costs nothing (post-processing).
+      - A function of the noised vector and fresh random numbers only, so it costs nothing (post-processing).
       - Negative entries count as 0; if nothing is positive the choice is uniform.
 
     Attributes:

@@ -1,8 +1,4 @@
-"""Counts of labels and other values under differential privacy, and discovery of those that nobody declared.
-
-No model is asked: one ticket, one pass over the units, noise. Knows plans and shares; counts and noise are the
-curator's.
-"""
+"""UnitCounter and ValueDiscovery: noisy counts of declared values, and discovery of undeclared ones."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._constructing import tells_how_to_build
+from langchain_dpicl._runs import report_of
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import resolve_budget
@@ -28,7 +25,7 @@ from langchain_dpicl.run_events import RunEvents, tells_refusals
 
 @tells_how_to_build()
 class _Counting(Uncopyable):
-    """One release of counts, paid for by one ticket; kept, and so free to ask for again."""
+    """One release of counts for one ticket; a repeated call returns the same counts for free."""
 
     _PREFIX: ClassVar[str]
 
@@ -52,7 +49,7 @@ class _Counting(Uncopyable):
         component: str | None,
         counted: Mapping[str, Any],
     ) -> Self:
-        """Plans the noise, declares the share, and has spent nothing yet."""
+        """Plans the noise and declares the share; nothing is spent yet."""
         spender = resolve_budget(budget, config)
         plan = plan_discovery(
             **counted,
@@ -66,14 +63,14 @@ class _Counting(Uncopyable):
         return cls(private, plan=plan, share=share, budget=spender)
 
     def run(self) -> ReleasedCounts:
-        """Counts and releases, once; asked again it returns what was released, free.
+        """Counts and releases once; later calls return the released counts for free.
 
         Formal guarantees:
-          - The ticket is reserved, durably, and burnt before a record is read; it stays spent whatever happens then.
+          - The ticket is reserved durably and burnt before a record is read; it stays spent after any later error.
 
         Raises:
           PrivacyBudgetError: the share does not fit, or another process has used its ticket.
-          LedgerError: the ledger cannot be read or written; nothing is granted. What was released before is kept.
+          LedgerError: the ledger cannot be read or written; nothing is granted. Released counts are kept.
           ModelCallError: the counts could not be computed; the ticket stays burnt.
         """
         with self._events() as events:
@@ -81,7 +78,7 @@ class _Counting(Uncopyable):
         return self._shown()
 
     async def arun(self) -> ReleasedCounts:
-        """Is `run`, awaitable: the ledger and the records are read in a thread."""
+        """Async version of `run`: the ledger and the records are read in a thread."""
         async with self._events() as events:
             await aside(lambda: self._count(events))
         return await aside(self._shown, is_slow=self.budget.durable)
@@ -90,7 +87,7 @@ class _Counting(Uncopyable):
         return RunEvents(type(self).__name__, budget=self.budget, share=self.share)
 
     def _count(self, events: RunEvents) -> None:
-        """Releases, unless that was done before; whoever comes meanwhile waits."""
+        """Releases the counts once; concurrent callers wait."""
         with self._lock:
             if self._counts is not None:
                 return
@@ -100,19 +97,11 @@ class _Counting(Uncopyable):
                 self._counts = release_counts(self._private, ticket, plan=self.plan.release)
                 ticket.commit()
             finally:
-                events.tickets -= ticket.give_back()  # only what never burnt
+                events.tickets -= ticket.give_back()  # unburnt tickets only
 
     def _shown(self) -> ReleasedCounts:
-        report = {
-            "private": True,
-            "epsilon": self.share.epsilon,
-            "delta": self.share.delta,
-            "adjacency": self.budget.adjacency,
-            "component": self.share.component,
-            "dataset_id": self.plan.partition,
-            "ledger_id": self.budget.ledger_id,
-            "budget": self.budget.report().to_dict(),
-        }
+        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
+        report = report_of(self.budget, self.share, **names)
         return ReleasedCounts(dict(self._counts or ()), report, self.plan.to_dict())
 
     def __repr__(self) -> str:
@@ -122,16 +111,16 @@ class _Counting(Uncopyable):
 class UnitCounter(_Counting):
     """Counts the units, or those of each declared label or value, under pure differential privacy.
 
-    Every declared value gets a noisy count, whether anybody holds it or not. No model is asked. What is released is
-    whole numbers, exact noise added; `ReleasedCounts.public_size` makes a `public_size=` of them, and
+    Every declared value gets a noisy count, also values without units. No model is called. The counts are integers
+    with exact discrete noise; `ReleasedCounts.public_size` computes a `public_size=` from them, and
     `ReleasedCounts.redeclare` declares the same units with it.
 
     Formal guarantees:
       - The counts are (epsilon, delta)-DP for one unit, at the share's epsilon and delta; a unit adds one to at most
-        `max_values` counts, chosen by looking at that unit alone.
-      - Nothing depends on `public_size`: before the count it may be any wide guess.
+        `max_values` counts, chosen from that unit alone.
+      - Nothing depends on `public_size`: before the count it may be a rough guess.
 
-    Build it with `from_private_examples`; `run` or `arun` counts, once.
+    Build it with `from_private_examples`; `run` or `arun` counts once.
 
     Example:
       >>> from langchain_dpicl import Budget, PrivateExamples, UnitCounter
@@ -165,26 +154,26 @@ class UnitCounter(_Counting):
         noise_multiplier: float | None = None,
         component: str | None = None,
     ) -> UnitCounter:
-        """Plans the noise, declares the share, and has spent nothing yet.
+        """Plans the noise and declares the share; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
-          field: what is counted: a declared field; None: the label, or the units where they have none.
-          values: every value that may occur; None: the declared labels. What is none of them counts nothing.
-          max_values: most values of one unit; noise grows with it.
-          fold_case: whether upper and lower case are made one where values are compared; labels keep their case.
+          field: the declared field to count; None: the label, or units if there is no label.
+          values: every value that may occur; None: the declared labels. Other values are not counted.
+          max_values: maximum of values of one unit; noise grows with it.
+          fold_case: whether values are compared without case; labels keep their case.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
           epsilon: this component's share of the budget (its noise is calibrated to it).
           delta: the share's delta; by default in proportion to epsilon.
           noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
-          component: name in the ledger; the same name and plan find the same share, with the ticket if it is left.
+          component: name in the ledger; the same name and plan reopen the same share with its ticket, if unused.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
         counted = private.label_key if field is None else _known_field(private, field)
         is_label = counted is not None and counted == private.label_key
@@ -208,25 +197,25 @@ class UnitCounter(_Counting):
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> UnitCounter:
-        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
         return await asyncio.to_thread(cls.from_private_examples, private, **options)
 
 
 class ValueDiscovery(_Counting):
-    """Finds the labels or other values of a field that nobody declared, where enough units hold them.
+    """Finds undeclared labels or other values of a field that enough units hold.
 
-    A unit names at most `max_values` values; each value gets a noisy count, and those that reach a threshold leave with
-    it. The threshold is so high that a value which one unit alone holds passes it with a probability that is charged,
-    as part of the share's delta. No model is asked.
+    A unit names at most `max_values` values; each value gets a noisy count, and values whose count reaches a threshold
+    are released with it. The probability that a value of a single unit passes the threshold is charged as part of the
+    share's delta. No model is called.
 
     Formal guarantees:
       - What is released is (epsilon, delta)-DP for one unit, at the share's epsilon and delta, whatever values there
-        are; nothing is promised to values that few units hold, and most of them stay unknown.
-      - Values leave in one public form (`privacy.units.normalized`), the largest noisy count first.
+        are; most values that few units hold are not found.
+      - Values are released in a normal form (`privacy.units.normalized`), the largest noisy count first.
 
     Declare the field among `fields`, with no labels; the found values are labels for `ReleasedCounts.redeclare`.
 
-    Build it with `from_private_examples`; `run` or `arun` releases, once.
+    Build it with `from_private_examples`; `run` or `arun` releases once.
 
     Example:
       >>> from langchain_dpicl import Budget, PrivateExamples, ValueDiscovery
@@ -263,25 +252,25 @@ class ValueDiscovery(_Counting):
         noise_multiplier: float | None = None,
         component: str | None = None,
     ) -> ValueDiscovery:
-        """Plans noise and threshold, declares the share, and has spent nothing yet.
+        """Plans noise and threshold and declares the share; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
           field: a declared field that is not the label.
-          max_values: most values of one unit, its most frequent ones; noise and threshold grow with it.
-          fold_case: whether upper and lower case are made one.
+          max_values: maximum of values of one unit, its most frequent ones; noise and threshold grow with it.
+          fold_case: whether values are compared without case.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
           epsilon: this component's share of the budget (its noise is calibrated to it).
           delta: the share's delta, most of which goes to the threshold; by default in proportion to epsilon.
           noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
-          component: name in the ledger; the same name and plan find the same share, with the ticket if it is left.
+          component: name in the ledger; the same name and plan reopen the same share with its ticket, if unused.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
         if _known_field(private, field) == private.label_key:
             advice = "Its labels are declared; to find them, declare the field among `fields` and no labels."
@@ -299,7 +288,7 @@ class ValueDiscovery(_Counting):
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, field: str, **options: Any) -> ValueDiscovery:
-        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
         return await asyncio.to_thread(cls.from_private_examples, private, field, **options)
 
 

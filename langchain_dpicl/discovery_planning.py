@@ -1,7 +1,4 @@
-"""What counts of values will release, be charged and tell: the frozen plan. Knows public numbers only, no record.
-
-Noise and threshold follow from epsilon and delta before anything is spent.
-"""
+"""Plans, calibrates and prices one release of counts."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
 from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.privacy.unit_values import UnitValues
 
-# Of a share's delta: what is left for the noise, which hardly needs any, beside a threshold.
+# Fraction of the share's delta for the threshold; the noise needs hardly any of it.
 _FOR_THRESHOLD = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryPlan:
-    """Everything public about one release of counts: what runs, what it is charged, what it can find.
+    """The public plan of one release of counts: the release, its ticket and what it can find.
 
     Formal guarantees:
       - `tickets()` hold the one ticket of `release`; it is (epsilon, delta)-DP under `release.adjacency`.
 
     Attributes:
-      release: what a unit stands for, noise, threshold and adjacency.
+      release: what a unit counts for, noise, threshold and adjacency.
       epsilon: upper bound at `delta`.
       delta: the share's delta, that of the threshold included.
       partition: the `dataset_id` of the examples.
@@ -47,17 +44,17 @@ class DiscoveryPlan:
 
     @property
     def implementation_delta(self) -> float:
-        """The declared gap of the noise: none, its coins are exact."""
+        """Declared gap between ideal and drawn noise: 0, the sampler is exact."""
         return 0.0
 
     @property
     def threshold(self) -> int | None:
-        """Least noisy count that is released; None where values are declared."""
+        """Least noisy count that is released; None for declared values."""
         return self.release.mechanism.threshold
 
     @property
     def threshold_delta(self) -> float:
-        """What the threshold takes of delta; 0 where values are declared."""
+        """The threshold's part of delta; 0 for declared values."""
         event = self.release.event
         parts = event.events if isinstance(event, ComposedEvent) else ()
         return math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
@@ -77,25 +74,11 @@ class DiscoveryPlan:
         return self.release.event
 
     def margin(self, confidence: float) -> int:
-        """Returns how far a noisy count is above the true one at most, with this chance; below, likewise.
-
-        Args:
-          confidence: in (0, 1).
-
-        Raises:
-          ConfigurationError: `confidence` out of range.
-        """
+        """Returns a bound on how far a noisy count is above (or below) the true one, with probability `confidence`."""
         return noise_margin(self.release.scale, confidence)
 
     def found_from(self, confidence: float = 0.95) -> int | None:
-        """Returns how many units have to hold a value for it to be found with this chance; None: values are declared.
-
-        Args:
-          confidence: in (0, 1).
-
-        Raises:
-          ConfigurationError: `confidence` out of range.
-        """
+        """Returns how many units must hold a value to find it with this probability; None for declared values."""
         return None if self.threshold is None else self.threshold + self.margin(confidence)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,12 +108,12 @@ def plan_discovery(
     """Chooses noise and threshold for one release of counts.
 
     Args:
-      field: of the records; None: units are counted.
-      values: the declared values; None: they are unknown, and what passes a threshold is found.
-      max_values: most values of one unit.
-      fold_case: whether upper and lower case are made one.
-      epsilon: what may be spent, if no noise is given.
-      delta: what may be spent; of unknown values, most of it goes to the threshold.
+      field: of the records; None counts units.
+      values: the declared values; None: unknown, and values that pass a threshold are found.
+      max_values: maximum of values of one unit.
+      fold_case: whether values are compared without case.
+      epsilon: target of the calibration, and bound of a given noise.
+      delta: the share's delta; for unknown values, most of it goes to the threshold.
       adjacency: neighbouring relation.
       noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
       partition: the `dataset_id` of the examples.

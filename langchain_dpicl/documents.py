@@ -1,8 +1,4 @@
-"""DocumentSynthesizer: private documents in, a store of synthetic ones out, paid for once (after DP-SynRAG, 2025).
-
-Knows wording, plans and released topics; the histogram, sums and noise are the curator's, and which unit has which
-topic is the vault's.
-"""
+"""DocumentSynthesizer: releases topics and writes synthetic documents for them (after DP-SynRAG, 2025)."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import dataclasses
 import os
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any
 
 from langchain_core.document_loaders import BaseLoader
@@ -20,6 +15,8 @@ from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
+from langchain_dpicl._progress import carrying
+from langchain_dpicl._runs import StreamedRun, report_of
 from langchain_dpicl._topic_writing import SYNTHESIZER, TopicScript, TopicWriter, WritingOptions, topic_script
 from langchain_dpicl.backends.aside import aside
 from langchain_dpicl.budget.budget import Budget
@@ -43,16 +40,16 @@ PLACE_KEY = "topic"
 
 
 @tells_how_to_build()
-class DocumentSynthesizer(Uncopyable):
-    """Turns private documents into synthetic ones by topic, once; whatever searches them afterwards is free.
+class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments]):
+    """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
 
-    Every unit casts a few keywords of a public vocabulary. Those with most noisy units become topics. A unit belongs to
-    one topic at most, and the texts of each topic are written token by token from the units that have it.
+    Every unit votes for a few keywords of a public vocabulary. The keywords with the largest noisy counts become
+    topics. A unit belongs to at most one topic, and the texts of a topic are generated from its units.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of one noisy histogram and of indices released under `plan`,
-        whose event is charged to the budget as one share, set aside before the first private record is read.
-      - The histogram ranges over the whole vocabulary, which is public; topics are chosen from its noisy counts alone.
+        whose event is charged to the budget as one share, reserved before the first private record is read.
+      - The histogram covers the whole vocabulary, which is public; topics are chosen from its noisy counts only.
       - Which topic a unit has follows from its own texts and from the released topics, so texts of different topics
         read different units, and their costs do not add up. A unit without a topic is in no text.
 
@@ -103,9 +100,9 @@ class DocumentSynthesizer(Uncopyable):
         self._writer = TopicWriter(
             private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
         )
-        found = None if checkpoint is None else checkpoint.read()
-        if found is not None:
-            self._name(self._checked(found[0]), found[1])
+        stored = None if checkpoint is None else checkpoint.read()
+        if stored is not None:
+            self._name(self._checked(stored[0]), stored[1])
 
     @classmethod
     @tells_refusals(SYNTHESIZER)
@@ -134,7 +131,7 @@ class DocumentSynthesizer(Uncopyable):
         component: str | None = None,
         **writing: Any,
     ) -> DocumentSynthesizer:
-        """Plans the noise of both steps, declares the share, and has spent nothing yet.
+        """Plans the noise of both steps and declares the share; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
@@ -142,15 +139,16 @@ class DocumentSynthesizer(Uncopyable):
           private: the documents, declared without labels; bound to the budget's ledger here.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
             private prompts.
-          vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never words of the records.
-          num_topics: most topics. Their costs do not add up, but of smaller topics a larger share of units is read.
+          vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never use words of the
+            records.
+          num_topics: maximum of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
           documents_per_topic: texts of each topic; their costs compose.
           max_tokens: cap of a text, in tokens.
-          keywords_per_unit: keywords that a unit casts at most.
-          topic_share: share of epsilon that the histogram may cost by itself; the texts get what it leaves.
-          topic_noise: "discrete_laplace" or "gaussian"; None: whichever deviates less.
-          least_units: noisy count below which a keyword becomes no topic; None: so high that of the keywords which
-            nobody holds none gets there, with a chance of 95 %.
+          keywords_per_unit: keywords that a unit votes for at most.
+          topic_share: share of epsilon that the histogram may cost by itself; the texts get the rest.
+          topic_noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
+          least_units: minimum noisy count of a topic; None: so high that with probability 95 % no keyword without units
+            reaches it.
           topic_size: declared number of units of a topic, for sampling rates; None: the size spread evenly.
           topic_key: name of the field that holds the topic in prompts.
           instruction: public task description, the first paragraph of every prompt.
@@ -159,15 +157,15 @@ class DocumentSynthesizer(Uncopyable):
           config: a RunnableConfig whose callbacks may hold the budget.
           epsilon: this component's share of the budget (both noises are calibrated to it).
           delta: the share's delta; by default in proportion to epsilon.
-          checkpoint: file that holds the topics before their ticket is committed, and every text that is written. If it
-            exists, the run goes on where it stood, in another process as well, on the same, durable, ledger.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          **writing: how a token is released and rows are made: `mechanism`, `sampling`, `num_slots`, `redraw_every`,
-            `public_top_k`, `stop`, `temperature` and the like, as of `DemonstrationSynthesizer`.
+          checkpoint: file that stores the topics before their ticket is committed, and every finished text. If it
+            exists, the run continues from it, also in another process, with the same durable ledger.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          **writing: generation options of `DemonstrationSynthesizer`: `mechanism`, `sampling`, `num_slots`,
+            `redraw_every`, `public_top_k`, `stop`, `temperature` and others.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
 
         Source: Mori et al. (2025), DP-SynRAG (arXiv 2510.06719), with topics that split the units.
         """
@@ -219,13 +217,13 @@ class DocumentSynthesizer(Uncopyable):
         shown = plan.to_dict()
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
         terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
-        kept = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
+        store = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
         share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
-        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=kept)
+        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=store)
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> DocumentSynthesizer:
-        """Is `from_private_examples`, awaitable: noise is calibrated and the ledger asked in a thread."""
+        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
         return await asyncio.to_thread(cls.from_private_examples, private, **options)
 
     @classmethod
@@ -240,27 +238,27 @@ class DocumentSynthesizer(Uncopyable):
         records_per_unit: int = 1,
         **options: Any,
     ) -> DocumentSynthesizer:
-        """Is `from_private_examples` for LangChain documents, as a loader or a text splitter gives them.
+        """`from_private_examples` for LangChain documents, as loaders and text splitters produce them.
 
         Args:
-          documents: a loader, or objects with `page_content` and `metadata`. They are read once, one after the other.
+          documents: a loader, or objects with `page_content` and `metadata`. They are read once, in order.
           public_size: declared number of units; public.
-          unit_key: metadata that names whose document it is; None: every document is a unit. Chunks of one document
-            need one, or each chunk is protected by itself: "source", as most loaders set it.
+          unit_key: metadata key of a document's unit; None: every document is a unit. Chunks of one document need a key
+            (such as "source", which most loaders set), or each chunk is protected by itself.
           dataset_id: public name of the documents.
           max_chars: characters kept of each document.
-          records_per_unit: documents kept of each unit, the first ones; of chunks, as many as a unit may have.
+          records_per_unit: documents kept of each unit, the first ones; for chunks, the most that a unit has.
           **options: of `from_private_examples`.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged.
-          RecordError: a document cannot be read as a record. Index and value are hidden.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged.
+          RecordError: a document cannot be read as a record. The message hides index and value.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
-        held = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
-        del documents  # an error that leaves this frame must not carry them
+        source = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
+        del documents  # a traceback keeps the locals of this frame, and must not hold private documents
         private = PrivateExamples.from_documents(
-            held.pop(),
+            source.pop(),
             public_size=public_size,
             unit_key=unit_key,
             dataset_id=dataset_id,
@@ -281,61 +279,45 @@ class DocumentSynthesizer(Uncopyable):
 
     @property
     def finished(self) -> bool:
-        """Whether every text is written that can be."""
+        """Whether all documents are released."""
         return self._topics is not None and self._writer.finished
 
-    def run(self, *, progress: bool | None = None) -> SyntheticDocuments:
-        """Releases what is missing and returns everything released.
+    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
+        """Yields each document as soon as it is released.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: the public model call failed; what was released is kept, and calling `run` again
-            continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer` as well.
+          SynthesisInterruptedError: the public model call failed; released values are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer` as well.
           ModelCallError: the histogram could not be computed; its ticket stays burnt.
           PrivacyBudgetError: the tickets could not be reserved.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> SyntheticDocuments:
-        """Is `run`, awaitable; the rows of one release are scored concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
-        """Yields each document as soon as it is released; errors as in `run`."""
-        with self._carried():
+        with carrying(synthesizer=self):
             with self._events() as events:
                 self._find(events)
             for made in self._writer.stream(progress=progress):
                 yield self._document(self._writer.text_of(made))
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
-        """Is `stream`, awaitable."""
-        with self._carried():
+        """Async version of `stream`."""
+        with carrying(synthesizer=self):
             async with self._events() as events:
                 await aside(lambda: self._find(events))
             async for made in self._writer.astream(progress=progress):
                 yield self._document(self._writer.text_of(made))
 
     def released(self) -> SyntheticDocuments:
-        """Returns what was released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            **self._names(),
-            "budget": self._budget.report().to_dict(),
-        }
+        """Returns everything released so far with its privacy report."""
+        names = {"dataset_id": self.plan.partition, "ledger_id": self._budget.ledger_id}
+        report = report_of(self._budget, self._share, **names)
         return SyntheticDocuments(self._texts(), self.topics, report, self._public)
 
+    _whole = released
+
     def _find(self, events: RunEvents) -> None:
-        """Releases the histogram and names the topics, unless that was done before; whoever comes meanwhile waits."""
+        """Releases the histogram and sets the topics, once; concurrent callers wait."""
         with self._lock:
             if self._topics is not None:
                 return
@@ -352,10 +334,10 @@ class DocumentSynthesizer(Uncopyable):
             self._counts, self._chosen = dict(counts), chosen_topics(counts, self.plan)
             self._uncommitted = ticket
         finally:
-            events.tickets -= ticket.give_back()  # only what never burnt
+            events.tickets -= ticket.give_back()  # unburnt tickets only
 
     def _commit_histogram(self) -> None:
-        """Commits the ticket once the topics are in the file; where they could not be written, the next run tries."""
+        """Commits the ticket once the topics are in the checkpoint; after a failed write, the next run tries again."""
         if self._uncommitted is None:
             return
         if self._checkpoint is not None:
@@ -364,7 +346,7 @@ class DocumentSynthesizer(Uncopyable):
         self._uncommitted = None
 
     def _name(self, topics: tuple[Count, ...], texts: Sequence[SyntheticText] | None) -> None:
-        """Splits the units by topics, on this ledger for ever, and tells the writer."""
+        """Splits the units by topics, permanently on this ledger, and passes the topics to the writer."""
         if len(topics) > self.plan.num_topics:
             raise fail("checkpoint", f"at most {self.plan.num_topics} topics", len(topics))
         if topics:
@@ -375,7 +357,7 @@ class DocumentSynthesizer(Uncopyable):
         self._topics = topics
 
     def _checked(self, topics: tuple[Count, ...]) -> tuple[Count, ...]:
-        """Refuses topics of a file that the paid histogram cannot have released."""
+        """Refuses topics from a checkpoint that the paid histogram cannot have released."""
         known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
         if not all(topic in known and count >= least for topic, count in topics):
             raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
@@ -403,27 +385,12 @@ class DocumentSynthesizer(Uncopyable):
     def _events(self) -> RunEvents:
         return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
 
-    @contextmanager
-    def _carried(self) -> Iterator[None]:
-        """Whatever ends a run, the error carries this synthesizer, so that nothing released is lost with it."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.synthesizer = self  # type: ignore[attr-defined]
-            raise
-
     def __repr__(self) -> str:
         return f"DocumentSynthesizer(component={self._share.component!r}, topics={self.plan.num_topics})"
 
 
 def chosen_topics(counts: Iterable[Count], plan: DocumentsPlan) -> tuple[Count, ...]:
-    """Returns the topics by their noisy counts, the rarest first: a unit that has several goes to what says most.
-
-    Args:
-      counts: of every keyword, released.
-      plan: how many topics there are at most, and the least count of one.
-    """
+    """Returns the topics, smallest noisy count first: a unit with several topics belongs to the rarest."""
     seen = [pair for pair in counts if pair[1] >= plan.least_units]
     most = sorted(seen, key=lambda pair: -pair[1])[: plan.num_topics]
     return tuple(reversed(most))

@@ -1,8 +1,4 @@
-"""What a store of synthetic documents will release, be charged and cost: the frozen plan. Knows public numbers only.
-
-One share pays for both steps, the histogram that finds topics and the texts of every topic: it is composed, priced and
-set aside before the first record is read, with places for topics that nobody knows yet.
-"""
+"""Plans, calibrates and prices a release of synthetic documents."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ from langchain_dpicl.token_rules import TokenRule
 
 TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
 TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
-"""The closed list of noises on the histogram."""
+"""The supported noises on the histogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +44,15 @@ class DocumentsPlan:
     """Everything public about one store of synthetic documents.
 
     Formal guarantees:
-      - `tickets()` hold the one histogram of `topics` and all texts of `generation`, whose branches are the places of
-        the topics; together they are (epsilon, delta)-DP under the one adjacency.
+      - `tickets()` cover the histogram of `topics` and all texts of `generation`, whose branches are the places of
+        the topics; together they are (epsilon, delta)-DP under one adjacency.
 
     Attributes:
-      topics: how the keyword histogram is released: vocabulary, keywords per unit, noise.
-      generation: how texts are written, by place of a topic.
-      least_units: noisy count below which a keyword becomes no topic.
+      topics: the plan of the keyword histogram: vocabulary, keywords per unit, noise.
+      generation: the plan of the texts, by place of a topic.
+      least_units: minimum noisy count of a topic.
       partition: the `dataset_id` under which topics split the units.
-      epsilon: upper bound of all of it at `delta`.
+      epsilon: upper bound of the total at `delta`.
       delta: the share's delta, the declared gaps of the noises included.
     """
 
@@ -69,12 +65,12 @@ class DocumentsPlan:
 
     @property
     def release(self) -> CountPlan:
-        """What is released first: the histogram."""
+        """The histogram, which is released first."""
         return self.topics
 
     @property
     def num_topics(self) -> int:
-        """Most topics: places that were declared for them."""
+        """Maximum of topics: the number of declared places."""
         return len(self.generation.branches)
 
     @property
@@ -101,7 +97,7 @@ class DocumentsPlan:
         return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
-        """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: the histogram asks no model.
+        """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: the histogram calls no model.
 
         Args:
           record_tokens: cap of a document.
@@ -110,7 +106,7 @@ class DocumentsPlan:
         return self.generation.cost(record_tokens=record_tokens, instruction_tokens=instruction_tokens)
 
     def found_from(self, confidence: float = 0.95) -> int:
-        """Returns how many units have to hold a keyword for its noisy count to reach `least_units` with this chance.
+        """Returns how many units must hold a keyword for its noisy count to reach `least_units` with this probability.
 
         Args:
           confidence: in (0, 1).
@@ -133,15 +129,7 @@ class DocumentsPlan:
 
 
 def keyword_margin(release: CountPlan, confidence: float) -> int:
-    """Returns how far a noisy count is above the true one at most, with this chance; below, likewise.
-
-    Args:
-      release: of the histogram.
-      confidence: in (0, 1).
-
-    Raises:
-      ConfigurationError: `confidence` out of range.
-    """
+    """Returns a bound on how far a noisy count is above (or below) the true one, with probability `confidence`."""
     if not isinstance(release.mechanism, GaussianCountMechanism):
         return noise_margin(release.scale, confidence)
     from scipy.special import ndtri
@@ -191,12 +179,13 @@ def plan_documents(
       delta: the share's delta.
       adjacency: neighbouring relation.
       text_key: field of the records that holds the text.
-      num_topics: most topics. Their costs do not add up, but of smaller topics a larger share of units is read.
-      keywords_per_unit: keywords that a unit casts at most; noise grows with it, or with its root where it is Gaussian.
-      topic_share: share of epsilon in (0, 1) that the histogram may cost by itself; the texts get what it leaves.
-      topic_noise: "discrete_laplace" or "gaussian"; None: whichever deviates less.
-      least_units: noisy count below which a keyword becomes no topic; None: so high that of the keywords which nobody
-        holds none gets there, with a chance of 95 %.
+      num_topics: maximum of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
+      keywords_per_unit: keywords that a unit votes for at most; noise grows with it, Gaussian noise with its square
+        root.
+      topic_share: share of epsilon in (0, 1) that the histogram may cost by itself; the texts get the rest.
+      topic_noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
+      least_units: minimum noisy count of a topic; None: so high that with probability 95 % no keyword without units
+        reaches it.
       topic_size: declared number of units of a topic, for sampling rates; None: `public_size` spread evenly.
       noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
       mechanism: how a token is released; see `plan_generation`.
@@ -223,7 +212,7 @@ def plan_documents(
     if epsilon is None:
         raise fail("epsilon", "this component's share of the budget", epsilon, "Give epsilon=...")
     rule = UnitKeywords(text_key, keywords_per_unit, tuple(vocabulary))
-    if keywords_per_unit > len(rule.declared):  # nobody can cast more
+    if keywords_per_unit > len(rule.declared):  # the vocabulary has no more
         rule = UnitKeywords(text_key, len(rule.declared), rule.declared)
     topics = _histogram(rule, check_epsilon(epsilon) * topic_share, delta, adjacency, topic_noise)
     if least_units is None:
@@ -250,12 +239,7 @@ def plan_documents(
 
 
 def _drawn_by_coins(design: RowDesign | None) -> RowDesign:
-    """Returns a shape of rows whose samples ask for no number of units: how many a topic has is private.
-
-    Raises:
-      ConfigurationError: its samples have a fixed size. A unit that is replaced may leave its topic, also where there
-        is one topic only, and a sample of fixed size is not what it was for a topic of one unit less.
-    """
+    """Returns a row design without samples of fixed size: a topic's number of units is private."""
     shape = RowDesign.choose() if design is None else design
     if shape.sampling not in BY_COINS:
         advice = "A unit that is replaced may leave its topic, so no topic has a known size."
@@ -280,9 +264,9 @@ def _histogram(
 
 
 def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:
-    """Returns the plan with its price, and with the noise on texts that keeps it within epsilon."""
-    left = effective_delta(draft.delta, draft.implementation_delta)
-    if left <= 0:
+    """Returns the plan with its price, and with noise on the texts that keeps the total within epsilon."""
+    remaining = effective_delta(draft.delta, draft.implementation_delta)
+    if remaining <= 0:
         raise fail("delta", f"more than the noise's declared gap {draft.implementation_delta:.3g}", draft.delta)
     adjacency = draft.topics.adjacency
 
@@ -290,9 +274,11 @@ def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Docume
         return dataclasses.replace(draft, generation=_with_noise(draft.generation, noise_multiplier))
 
     if calibrates:
-        noise = accounting.calibrate(lambda x: with_noise(x).event(), epsilon=epsilon, delta=left, adjacency=adjacency)
+        noise = accounting.calibrate(
+            lambda x: with_noise(x).event(), epsilon=epsilon, delta=remaining, adjacency=adjacency
+        )
         draft = with_noise(noise)
-    cost = accounting.epsilon_upper_bound(draft.event(), delta=left, adjacency=adjacency)
+    cost = accounting.epsilon_upper_bound(draft.event(), delta=remaining, adjacency=adjacency)
     if cost > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
         raise fail("epsilon", f"at least {cost:.4g}, which histogram and texts cost together", epsilon, advice)
@@ -301,5 +287,5 @@ def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Docume
 
 
 def _own_epsilon(generation: GenerationPlan, adjacency: Adjacency) -> float:
-    left = effective_delta(generation.delta, generation.implementation_delta)
-    return accounting.epsilon_upper_bound(generation.event(), delta=left, adjacency=adjacency)
+    remaining = effective_delta(generation.delta, generation.implementation_delta)
+    return accounting.epsilon_upper_bound(generation.event(), delta=remaining, adjacency=adjacency)

@@ -1,8 +1,4 @@
-"""PrivateEvolution: demonstrations for people whose texts no model may read (Lin et al. 2024; Xie et al. 2024).
-
-Knows wording, plans and which candidates survive; votes, sums and noise are the curator's. The model that writes sees
-public and released texts alone; private texts are compared with them by embeddings.
-"""
+"""PrivateEvolution: evolves demonstrations by private votes (Lin et al. 2024; Xie et al. 2024)."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from langchain_dpicl._constructing import tells_how_to_build
 from langchain_dpicl._evolution_checkpoint import Checkpoint
 from langchain_dpicl._evolution_population import Population, Selection, Survival
 from langchain_dpicl._evolution_writing import EvolutionWording, EvolutionWriter, given_candidates
+from langchain_dpicl._progress import new_bar, tick
 from langchain_dpicl._work_texts import writing_model
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.nearest import Candidates, NearestRows, Texts
@@ -29,7 +26,7 @@ from langchain_dpicl.callbacks import resolve_budget
 from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.evolution_planning import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.generating import Generation, new_bar
+from langchain_dpicl.generating import Generation
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.noise import Release
@@ -46,15 +43,15 @@ class PrivateEvolution(Generation[Population]):
     """Evolves differentially private demonstrations without showing any private text to the model that writes them.
 
     The model writes candidates from a public instruction. Every private unit votes, on this machine, for the candidates
-    that its texts are nearest to in an embedding space; the votes of all units are released with Gaussian noise. The
-    candidates with most noisy votes survive, the model varies them, and the next round begins.
+    nearest to its texts in an embedding space; the sum of the votes is released with Gaussian noise. The candidates
+    with the most noisy votes survive, the model varies them, and the next round begins.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of noisy histograms released under `plan`, whose event is
         charged to the budget as the share of this component before the first private record is read or embedded.
-      - The model is asked public and released texts alone. Private texts reach the embeddings, in silence, and nobody
-        else; their directions stay in memory, in a box, until their label is done.
-      - A unit has one vector of votes, of L2 length 1 or 0, in every round, however many records it has.
+      - The model receives public and released texts only. Private texts are passed to the embeddings only, without
+        callbacks, and their vectors stay in memory until their label is complete.
+      - A unit has one vector of votes, of L2 length 1 or 0, in every round, whatever its number of records.
 
     Build it with `from_private_examples`; `run` and `arun` evolve, and continue after an interruption.
 
@@ -132,47 +129,48 @@ class PrivateEvolution(Generation[Population]):
         component: str | None = None,
         executor: ExecutorLike = None,
     ) -> PrivateEvolution:
-        """Plans the noise, declares the share and returns an evolution that has not spent anything yet.
+        """Plans the noise, declares the share and returns an evolution; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
-          llm: who writes: a LangChain chat or completion model (or Runnable from a prompt to text), called in the open
-            with its own settings, or an engine that completes text. It sees public and released texts alone.
-          embeddings: LangChain embeddings; they SEE the private texts. By default `LocalEmbeddings`: no network.
+          llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
+            with its own settings and callbacks, or an engine. It sees public and released texts only.
+          embeddings: LangChain embeddings; they SEE the private texts. By default `LocalEmbeddings`, without network.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget; the model is called with it.
           epsilon: this component's share of the budget (its noise is calibrated to it).
           delta: the share's delta; by default in proportion to epsilon.
           noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           instruction: public task description, the first paragraph of the prompts for first candidates.
-          generation_prompt: template of one record, text field last; the model continues behind it.
+          generation_prompt: template of one record, text field last; the model continues it.
           variation_prompt: template of the prompt for a variation of a text, with the text's field and the label's.
-          hints: public sentences ("Write it as an angry customer."), one behind the instruction of each prompt in turn.
-          candidates: public first candidates, instead of written ones: a list, or one list per label.
+          hints: public sentences ("Write it as an angry customer."), appended in turn to the instruction of each
+            prompt.
+          candidates: public first candidates, instead of generated ones: a list, or one list per label.
           example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
-          shots_per_label: demonstrations per label: those with most votes in its last round.
+          shots_per_label: demonstrations per label: those with the most votes in the last round.
           rounds: noisy histograms per label; their costs compose.
-          num_candidates: first candidates that the model is asked for; by default as many as a later round has.
-          num_survivors: candidates that go on after a round.
-          num_variations: variations of each survivor that the model is asked for; 0 with one round: only chooses.
+          num_candidates: number of first candidates; by default that of later rounds.
+          num_survivors: candidates that survive a round.
+          num_variations: variations of each survivor; 0 with one round only chooses among the candidates.
           neighbours: candidates that a text votes for.
           selection: "rank" (survivors have the most noisy votes) or "sample" (drawn in proportion to them).
-          threshold: noisy votes below which a candidate goes no further, but for the `shots_per_label` best.
-          max_tokens: most tokens of a text, where an engine writes; a LangChain model has its own limit.
+          threshold: minimum of noisy votes of a survivor; the `shots_per_label` best always survive.
+          max_tokens: maximum of tokens of a text from an engine; a LangChain model has its own limit.
           stop: strings that end a text; by default a line break.
-          checkpoint: file that holds every released histogram before its ticket is committed. If it exists, the run
-            goes on where it stood, in another process as well; its ledger has to be the same, and so a durable one.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          executor: a `RayExecutor`, or "ray": workers write the candidates, which is public. Votes, noise and ledger
-            stay here. None: candidates are written here, too.
+          checkpoint: file that stores every released histogram before its ticket is committed. If it exists, the run
+            continues from it, also in another process, with the same durable ledger.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          executor: a `RayExecutor`, or "ray": workers write the candidates, which is public work. Votes, noise and
+            ledger stay in this process. None: this process writes the candidates.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          CapabilityError: the model cannot write text, or the embeddings are none.
-          UnsilencableModelError: the embeddings cannot be called in silence.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          CapabilityError: `llm` cannot write text, or `embeddings` are not embeddings.
+          UnsilencableModelError: the embeddings cannot be called without logging or tracing.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
           ModelCallError: the embeddings could not be reached.
 
         Source: Lin et al. (2024), Differentially Private Synthetic Data via Foundation Model APIs 1: Images; Xie et al.
@@ -192,9 +190,9 @@ class PrivateEvolution(Generation[Population]):
             hints=hints,
         )
         check_example_prompt(example_prompt, wording.first)
-        given = given_candidates(candidates, labels)
-        if given:
-            num_candidates = _most(given, num_candidates)
+        by_label = given_candidates(candidates, labels)
+        if by_label:
+            num_candidates = _most(by_label, num_candidates)
         plan = plan_evolution(
             {label: private.public_size_of(label) for label in labels},
             epsilon=epsilon,
@@ -215,15 +213,15 @@ class PrivateEvolution(Generation[Population]):
         public = {**plan.to_dict(), **_shown(wording, nearest, survival, model)}
         name = component if component is not None else spender.fresh_name("evolution")
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
-        kept = None if checkpoint is None else Checkpoint(checkpoint, terms)
+        store = None if checkpoint is None else Checkpoint(checkpoint, terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
-        writer = EvolutionWriter(model, wording, given, config)
-        return cls(private, writer, nearest, survival=survival, checkpoint=kept, **handles)
+        writer = EvolutionWriter(model, wording, by_label, config)
+        return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:
-        """The demonstrations so far, by the last round that each label had (public)."""
+        """The demonstrations so far, from the last round of each label (public)."""
         return [example for population in self._items for example in self._examples(population)]
 
     @property
@@ -249,31 +247,31 @@ class PrivateEvolution(Generation[Population]):
         population.reservation = None
 
     def _make(self, population: Population, bar: Any, events: RunEvents) -> Walk[None]:
-        """Takes one label through the rounds that it has left (a walk)."""
+        """Runs the remaining rounds of one label (a walk)."""
         while population.left:
             yield from self._prepare(population)
             candidates = yield self._nearest.ask_public(population.texts)
             self._reserve(population, events)
             yield from self._vote(population, candidates)
-            self._tick(bar)
+            tick(bar)
         if not population.rounds:
-            raise ModelCallError("every round of a label was stopped after its ticket burnt; declare another component")
+            raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
         population.done = True
         self._nearest.forget()
 
     def _prepare(self, population: Population) -> Walk[None]:
-        """Has the candidates of the round to come written; survivors of the last round are among them."""
+        """Generates the candidates of the next round; survivors of the last round are among them."""
         if population.texts:
             return
         if population.survivors:
-            found = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
+            texts = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
         else:
             least = max(2, self.plan.shots_per_label)
-            found = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
-        population.texts = found[: self.plan.width]
+            texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
+        population.texts = texts[: self.plan.width]
 
     def _reserve(self, population: Population, events: RunEvents) -> None:
-        """Reserves every round that the label still needs; one at a time where a killed process may lose no more."""
+        """Reserves the label's remaining rounds; with a checkpoint one at a time, to bound the loss of a kill."""
         if population.reservation is None or not population.reservation.unburnt:
             count = population.owed if self._checkpoint is None else 1
             population.reservation = self._share.reserve(ROUND_TEMPLATE, label=population.label, count=count)
@@ -281,7 +279,7 @@ class PrivateEvolution(Generation[Population]):
             population.owed -= count
 
     def _vote(self, population: Population, candidates: Candidates) -> Walk[None]:
-        """Releases one noisy histogram and notes who survives before the ticket is committed (a walk)."""
+        """Releases one noisy histogram and stores the survivors before the ticket is committed (a walk)."""
         if population.reservation is None:
             raise fail("ticket", "a reservation", None)
         yield from release_once(
@@ -313,8 +311,8 @@ class PrivateEvolution(Generation[Population]):
     def _shown_plan(self) -> dict[str, Any]:
         return {**self.plan.to_dict(), **_shown(self._writer.wording, self._nearest, self.survival, self._writer.model)}
 
-    def _new_bar(self, hidden: bool | None) -> Any:
-        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", hidden=hidden)
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", progress=progress)
 
     def __repr__(self) -> str:
         return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"
@@ -322,7 +320,7 @@ class PrivateEvolution(Generation[Population]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _TextsOf:
-    """Reads the texts of a unit, which go on in a box."""
+    """Returns the texts of a unit; picklable, unlike a closure."""
 
     text_key: str
 
@@ -334,16 +332,16 @@ def _texts_of(text_key: str) -> _TextsOf:
     return _TextsOf(text_key)
 
 
-def _most(given: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
-    """Returns how many first candidates there are at most; refuses more than were declared."""
-    most = max(map(len, given.values()))
+def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
+    """Returns the largest number of given candidates; refuses more than declared."""
+    most = max(map(len, by_label.values()))
     if declared is not None and declared < most:
         raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
     return most
 
 
 def _shown(wording: EvolutionWording, nearest: NearestRows, survival: Survival, model: PublicModel) -> dict[str, Any]:
-    """Returns what reports show beside the plan."""
+    """Returns the fields of reports beside the plan's."""
     return {
         **wording.to_dict(),
         "model": model.name,

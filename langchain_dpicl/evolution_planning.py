@@ -1,7 +1,4 @@
-"""Plans of private evolution: noise, tickets, public calls and expected votes, before anything is spent.
-
-Knows public numbers only. Never sees a record, a candidate or an embedding.
-"""
+"""Plans, calibrates and prices a private evolution."""
 
 from __future__ import annotations
 
@@ -21,25 +18,25 @@ from langchain_dpicl.privacy.tickets import Ticket, event_of_tickets
 from langchain_dpicl.signal import noise_scale
 
 MECHANISM = "private_evolution"
-"""Its name among the mechanisms of generation."""
+"""Name of private evolution among the generation mechanisms."""
 ROUND_TEMPLATE = "round: one noisy histogram of votes"
 """The ticket template of one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvolutionPlan:
-    """Everything public about one private evolution: what will run, what it is charged, what it will cost.
+    """The public plan of one private evolution: the release, its tickets and its cost.
 
     Attributes:
-      release: how one histogram of votes is released; the same for every label.
-      public_sizes: (label, declared units) pairs; one with label None where labels do not split the records.
+      release: plan of one histogram of votes; the same for every label.
+      public_sizes: (label, declared units) pairs; one pair with label None without declared labels.
       rounds: histograms per label.
       shots_per_label: demonstrations per label.
-      num_candidates: most candidates of the first round.
-      num_survivors: candidates that go on after a round.
-      num_variations: variations that are asked for of each of them.
+      num_candidates: maximum of candidates of the first round.
+      num_survivors: candidates that survive a round.
+      num_variations: variations of each survivor.
       partition: the `dataset_id` whose labels split the units.
-      epsilon: upper bound of all of it at `delta`.
+      epsilon: upper bound of the total at `delta`.
       delta: the share's delta, the declared gap of the noise included.
     """
 
@@ -56,12 +53,12 @@ class EvolutionPlan:
 
     @property
     def labels(self) -> tuple[str | None, ...]:
-        """The labels that split the units, or None alone."""
+        """The declared labels, or (None,)."""
         return tuple(label for label, _ in self.public_sizes)
 
     @property
     def width(self) -> int:
-        """Most candidates of a round."""
+        """Maximum of candidates of a round."""
         return max(self.num_candidates, self.num_survivors * (1 + self.num_variations))
 
     @property
@@ -71,7 +68,7 @@ class EvolutionPlan:
 
     @property
     def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise for what one unit takes part in."""
+        """Declared gap between ideal and drawn noise, over the releases that one unit takes part in."""
         # Under replace_one a unit may change label and take part in two branches.
         branches = 2 if self.release.adjacency == "replace_one" and len(self.labels) > 1 else 1
         return branches * self.release.implementation_delta(self.rounds, width=self.width)
@@ -89,12 +86,7 @@ class EvolutionPlan:
         return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
-        """Returns the calls of the model that writes, from public caps: none of them is private.
-
-        Args:
-          record_tokens: cap of a text.
-          instruction_tokens: cap of the instruction.
-        """
+        """Returns the model calls from public caps; none of them is private."""
         check_int("record_tokens", record_tokens, low=1)
         check_int("instruction_tokens", instruction_tokens, low=0)
         first = len(self.labels) * self.num_candidates
@@ -104,7 +96,7 @@ class EvolutionPlan:
 
     @property
     def embedded(self) -> dict[str, int]:
-        """Texts that the embeddings see: of the records, each once, and of the candidates; most of the latter."""
+        """Texts passed to the embeddings: each record once, and the maximum of candidates."""
         later = (self.rounds - 1) * self.num_survivors * (1 + self.num_variations)
         return {
             "private": sum(size for _, size in self.public_sizes),
@@ -114,8 +106,8 @@ class EvolutionPlan:
     def expected_signal(self) -> dict[str, float]:
         """Returns how the votes of the smallest declared label compare with the noise on each candidate.
 
-        `share_to_be_seen` is the share of the label's units that has to be nearest to one candidate for its votes to
-        reach three deviations of the noise. How the votes fall is not known before they do.
+        `share_to_be_seen` is the share of the label's units that must be nearest to one candidate for its votes to
+        reach three standard deviations of the noise.
         """
         smallest = min(size for _, size in self.public_sizes)
         scale = noise_scale(self.release)
@@ -171,9 +163,9 @@ def plan_evolution(
       noise_multiplier: given noise; None calibrates.
       rounds: histograms of votes, per label.
       shots_per_label: demonstrations per label, taken from the last round's survivors.
-      num_candidates: most candidates of the first round; None: as many as a later round has.
-      num_survivors: candidates that go on after a round.
-      num_variations: variations of each of them; 0 only with one round, which then chooses among given candidates.
+      num_candidates: maximum of candidates of the first round; None: that of later rounds.
+      num_survivors: candidates that survive a round.
+      num_variations: variations of each survivor; 0 only with one round, which then chooses among given candidates.
       partition: the data set's public id.
 
     Raises:
@@ -197,7 +189,7 @@ def plan_evolution(
     for label, size in public_sizes.items():
         check_int("public_size" if label is None else f"public_size of {label!r}", size, low=1)
     release = ReleasePlan(
-        sampler=PoissonUnits(sampling_rate=1.0),  # everybody votes in every round: nothing is amplified
+        sampler=PoissonUnits(sampling_rate=1.0),  # all units vote in every round: no amplification
         aggregation=VoteVectorSum(),
         mechanism=GaussianMechanism(1.0),
         adjacency=adjacency,

@@ -1,20 +1,16 @@
-"""What every component that makes demonstrations does alike: run, stream, stop, go on, report. Reads no record.
-
-Knows items (a demonstration, a label's population), tickets and walks; what an item is and how it is made is said by
-whoever derives from `Generation`.
-"""
+"""The base of runs that generate demonstrations: run, stream, interrupt, continue and report."""
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterator, Mapping
-from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, closing, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from tqdm.auto import tqdm
-
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl._progress import carrying
+from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
@@ -26,11 +22,11 @@ from langchain_dpicl.run_events import RunEvents
 
 
 class Item(Protocol):
-    """What is made one after the other; all of it is public or released.
+    """One unit of work of a run (a demonstration, a label's population); holds public or released values only.
 
     Attributes:
-      done: whether nothing is left to do for it.
-      busy: whether somebody is at it.
+      done: whether the item is complete.
+      busy: whether a run is working on it.
     """
 
     done: bool
@@ -40,15 +36,15 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-class Generation(ABC, Generic[T]):
-    """A run that makes demonstrations, item by item, with what it needs to stop and to go on.
+class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]):
+    """A run that generates demonstrations item by item; it can be interrupted and continued.
 
     Formal guarantees:
-      - What was released stays with it whatever ends a run, and every error carries it as `synthesizer`.
+      - Released values stay in the run after any error, and every error carries the run as `synthesizer`.
     """
 
     _noun: ClassVar[str]
-    """What messages call it."""
+    """Name of the run in messages."""
 
     def __init__(
         self,
@@ -68,7 +64,7 @@ class Generation(ABC, Generic[T]):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all demonstrations are released."""
         return all(item.done for item in self._items)
 
     @property
@@ -76,29 +72,17 @@ class Generation(ABC, Generic[T]):
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations released so far (public)."""
 
-    def run(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Makes what is missing and returns everything released.
+    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
+        """Yields each demonstration as soon as its item is complete.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: a public call failed, to the model or the embeddings; what was released is kept,
-            and calling `run` again continues with tickets not yet burnt. Other errors and Ctrl-C carry `synthesizer`.
+          SynthesisInterruptedError: a public call to the model or the embeddings failed; released values are kept, and
+            another `run` or `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer`.
           PrivacyBudgetError: the tickets could not be reserved.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.released()
-
-    async def arun(self, *, progress: bool | None = None) -> ReleasedDemonstrations:
-        """Is `run`, awaitable; what one release asks is asked concurrently."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(self.released, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[dict[str, str]]:
-        """Yields each demonstration as soon as its item has been made; errors as in `run`."""
         try:
             with self._bar(progress) as bar, closing(self._made(bar)) as made:
                 for item in made:
@@ -109,7 +93,7 @@ class Generation(ABC, Generic[T]):
             self._rest()
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[dict[str, str]]:
-        """Is `stream`, awaitable."""
+        """Async version of `stream`."""
         try:
             with self._bar(progress) as bar:
                 async with aclosing(self._amade(bar)) as made:
@@ -121,35 +105,29 @@ class Generation(ABC, Generic[T]):
             self._rest()
 
     def released(self) -> ReleasedDemonstrations:
-        """Returns what was released so far with its privacy report."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self._private.dataset_id,
-            "budget": self._budget.report().to_dict(),
-        }
+        """Returns everything released so far with its privacy report."""
+        report = report_of(self._budget, self._share, dataset_id=self._private.dataset_id)
         return ReleasedDemonstrations(tuple(self.demonstrations), report, self._shown_plan())
 
-    # -- what an item is, and how it is made -------------------------------------------------------------------------
+    _whole = released
+
+    # -- defined by subclasses ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def _make(self, item: T, bar: Any, events: RunEvents) -> Walk[None]:
-        """Makes one item (a walk); released parts stay in it whatever happens."""
+        """Generates one item (a walk); released parts stay in the item after any error."""
 
     def _job(self, item: T) -> Hashable:
-        """Returns the public job that makes an item elsewhere."""
+        """Returns the public job that generates an item on a worker."""
         raise NotImplementedError
 
-    def _take(self, item: T, told: Any, bar: Any) -> None:
-        """Takes what a worker released for an item, which is done by it."""
+    def _take(self, item: T, result: Any, bar: Any) -> None:
+        """Stores a worker's result in an item, which completes it."""
         raise NotImplementedError
 
     @abstractmethod
     def _give_back(self, item: T, events: RunEvents) -> None:
-        """Gives back those of an item's tickets that did not burn, as far as the plan lets it."""
+        """Returns an item's unburnt tickets to the share, if they are refundable."""
 
     @abstractmethod
     def _examples(self, item: T) -> list[dict[str, str]]:
@@ -157,14 +135,14 @@ class Generation(ABC, Generic[T]):
 
     @abstractmethod
     def _shown_plan(self) -> Mapping[str, Any]:
-        """Returns what reports show of the plan."""
+        """Returns the plan as reports show it."""
 
     @abstractmethod
     def _so_far(self) -> str:
-        """Returns public words on what is released, for who is told of a stop."""
+        """Returns how much is released, as the start of a sentence for error messages."""
 
     @abstractmethod
-    def _new_bar(self, hidden: bool | None) -> Any:
+    def _bar(self, progress: bool | None) -> Any:
         """Returns a progress bar."""
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -173,7 +151,7 @@ class Generation(ABC, Generic[T]):
         return (item for item in self._items if not item.done)
 
     def _made(self, bar: Any) -> Generator[T | None]:
-        """Makes items and yields each; now and then None, while others make them."""
+        """Generates items and yields each; None while workers are busy."""
         return self._made_here(bar) if self._elsewhere is None else self._made_there(self._elsewhere, bar)
 
     def _made_here(self, bar: Any) -> Generator[T | None]:
@@ -190,8 +168,8 @@ class Generation(ABC, Generic[T]):
     async def _amade(self, bar: Any) -> AsyncGenerator[T]:
         if self._elsewhere is not None:
             async with aclosing(taken_aside(self._made_there(self._elsewhere, bar))) as made:
-                async for found in made:
-                    yield found
+                async for remote_item in made:
+                    yield remote_item
             return
         is_slow = self._budget.durable
         for item in self._open_items():
@@ -205,7 +183,7 @@ class Generation(ABC, Generic[T]):
             yield item
 
     def _made_there(self, elsewhere: Elsewhere, bar: Any) -> Generator[T | None]:
-        """Has workers make the items; what came is taken before anything is said of what did not come."""
+        """Generates the items on workers; stores every result before it raises for the missing ones."""
         items = {self._job(item): item for item in self._open_items()}
         faults: list[DPICLError] = []
         missing = 0
@@ -240,32 +218,23 @@ class Generation(ABC, Generic[T]):
 
     @contextmanager
     def _at_work(self, item: T, events: RunEvents) -> Iterator[None]:
-        """Keeps others off an item, and gives back what a stopped or finished one did not burn.
-
-        Whatever ends it, the error carries this component, so that nothing released is lost with it.
-        """
+        """Marks an item as busy, returns its unburnt tickets at the end, and attaches this run to every error."""
         with self._lock:
             if item.busy:
                 msg = f"run: expected no other run of this {self._noun}, found one. Wait for its end."
                 raise ConfigurationError(msg)
             item.busy = True
         try:
-            yield
-        except BaseException as error:
-            self._carry(error)
-            raise
+            with carrying(synthesizer=self):
+                yield
         finally:
             try:
                 self._give_back(item, events)
             finally:
                 item.busy = False
 
-    def _carry(self, error: BaseException) -> None:
-        with suppress(AttributeError, TypeError):
-            error.synthesizer = self  # type: ignore[attr-defined]
-
     def _check_done(self, failure: str) -> None:
-        """Reports an interruption from a frame without a cause."""
+        """Raises for an interruption, outside `except`, so that the error has no cause that could hold private text."""
         if failure:
             msg = (
                 f"Generation stopped: {failure.rstrip('.')}. {self._so_far()} released and kept; tickets that burnt "
@@ -273,26 +242,13 @@ class Generation(ABC, Generic[T]):
             )
             raise SynthesisInterruptedError(msg, synthesizer=self)
 
-    def _bar(self, progress: bool | None) -> Any:
-        return self._new_bar(None if progress is None else not progress)
-
     def _rest(self) -> None:
-        """Ends workers that are nobody else's, behind a run."""
+        """Stops the workers that this run started."""
         if self._elsewhere is not None:
             self._elsewhere.rest()
 
     def _show(self, bar: Any) -> None:
-        """Shows on the bar what an item brought."""
-
-    @staticmethod
-    def _tick(bar: Any, steps: int = 1) -> None:
-        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-            bar.update(steps)
+        """Shows the state after an item on the bar."""
 
 
-def new_bar(total: int, unit: str, words: str, *, hidden: bool | None) -> Any:
-    """Returns a progress bar; `hidden` None: shown on a terminal only."""
-    return tqdm(total=total, unit=unit, desc=words, disable=hidden, leave=False)
-
-
-__all__ = ["Generation", "Item", "new_bar"]
+__all__ = ["Generation", "Item"]

@@ -1,9 +1,4 @@
-"""Public grammars: which tokens may come next, and which text is forced. Knows tokens' bytes and text.
-
-Knows no record, no prompt, no row and no budget: all that is answered here is a function of the grammar, of the
-engine's vocabulary and of released tokens. So it is public, a domain cut down by it is a public domain, and text that
-it forces is written without a release. The parsing is llguidance's [extra `grammar`].
-"""
+"""Public grammars: which tokens may follow a text, and which text a grammar forces."""
 
 from __future__ import annotations
 
@@ -33,9 +28,9 @@ Kind: TypeAlias = Literal["regex", "json_schema", "lark", "choices"]
 
 _SPACE = ord(" ")
 _MAX_FORCED = 4096
-"""Tokens after which `forced` stops to look on; it is called again."""
+"""Most tokens that one call of `forced` returns."""
 
-# One way to write JSON, the way models write it: free blanks would make every separator a choice, which costs.
+# JSON is written in one style, that of models: with free blanks every separator would be a choice, which costs.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'  # masks then hold every tokenisation of a forced text
 _LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
@@ -44,19 +39,19 @@ _NOT_OF_TEXT = re.compile(r"<\[|\bmax_tokens\s*=|\btemperature\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    r"""What a generated text may look like: a regular expression, a JSON schema, a Lark grammar, or a list of texts.
+    r"""A constraint on generated texts: a regular expression, a JSON schema, a Lark grammar, or a list of texts.
 
     Formal guarantees:
       - A public value: it compares, hashes and pickles by `kind` and `source`, and holds nothing else.
       - What is allowed or forced after released tokens is a function of the grammar, the engine's vocabulary and the
-        bytes of these tokens; how the bytes were cut into tokens plays no part.
+        bytes of these tokens; the tokenisation of the bytes has no effect.
 
     Attributes:
       kind: "regex", "json_schema", "lark" or "choices".
       source: the pattern, the schema or the list of texts as JSON, or the Lark text.
 
     Raises:
-      ConfigurationError: the source cannot be read, no text follows it, or llguidance is not installed.
+      ConfigurationError: the source cannot be read, no text satisfies it, or llguidance is not installed.
 
     >>> Grammar.regex(r"(positive|negative)\.").to_dict()
     {'kind': 'regex', 'pattern': '(positive|negative)\\.'}
@@ -68,12 +63,12 @@ class Grammar:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
         if not isinstance(self.source, str) or not self.source:
-            raise fail(self.kind, "a text that is not empty", self.source)
-        self.parse(spelling_of(None))  # reads it, and refuses one that no text follows
+            raise fail(self.kind, "a non-empty text", self.source)
+        self.parse(spelling_of(None))  # raises for a source that cannot be read or that no text satisfies
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        r"""Returns the grammar of texts that match `pattern` from end to end.
+        r"""Returns the grammar of texts that match `pattern` completely.
 
         Args:
           pattern: regular expression without look-around and back-references; `\d` is any Unicode digit, so write
@@ -89,29 +84,29 @@ class Grammar:
 
         Args:
           schema: a JSON schema, or a pydantic model.
-          closed: objects that list properties and say nothing of others have no others (except in schemas that
-            intersect others, which are taken as they are). Every text is valid under
+          closed: objects that list properties, and do not mention further ones, have no further ones (except in schemas
+            that intersect others, which are not changed). Every text is valid under
             the schema as given, too; left open, the end of each object is a choice, which costs a release.
 
         Raises:
-          ConfigurationError: no JSON schema, or one that cannot be followed.
+          ConfigurationError: not a JSON schema, or one that no text satisfies.
         """
         described = schema.model_json_schema() if hasattr(schema, "model_json_schema") else schema
         if not isinstance(described, Mapping):
             raise fail("schema", "a JSON schema as a mapping, or a pydantic model", type(schema).__name__)
         try:
-            given = json.loads(json.dumps(dict(described), allow_nan=False))
+            checked = json.loads(json.dumps(dict(described), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise fail("schema", "a JSON schema of JSON values", type(error).__name__) from error
-        if closed and not _intersects(given):
-            _close(given)
-        return cls("json_schema", json.dumps(given, ensure_ascii=False))
+        if closed and not _intersects(checked):
+            _close(checked)
+        return cls("json_schema", json.dumps(checked, ensure_ascii=False))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
         """Returns the grammar of a Lark text (llguidance's dialect), whose rule `start` the text follows.
 
-        Refused are tokens named by number, `max_tokens=` and `temperature=`: they are no matter of text.
+        Tokens named by number, `max_tokens=` and `temperature=` are refused: they do not constrain text.
 
         Args:
           text: the rules.
@@ -126,12 +121,12 @@ class Grammar:
           texts: at least one; public.
 
         Raises:
-          ConfigurationError: no list of texts, or one of them is empty.
+          ConfigurationError: not a list of texts, or one of them is empty.
         """
-        given = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str | bytes) else []
-        if not given or not all(isinstance(text, str) and text for text in given):
-            raise fail("texts", "a list of texts that are not empty", texts)
-        return cls("choices", json.dumps(list(dict.fromkeys(given)), ensure_ascii=False))
+        choices = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str | bytes) else []
+        if not choices or not all(isinstance(text, str) and text for text in choices):
+            raise fail("texts", "a list of non-empty texts", texts)
+        return cls("choices", json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False))
 
     def bind(self, backend: NextTokenBackend) -> BoundGrammar:
         """Returns the grammar on an engine's tokens; the vocabulary is read once per engine.
@@ -165,7 +160,7 @@ class Grammar:
 
 
 class BoundGrammar:
-    """A grammar on the tokens of one engine; holds no released token.
+    """A grammar bound to the tokens of one engine; holds no released token.
 
     Attributes:
       grammar: the grammar.
@@ -179,11 +174,7 @@ class BoundGrammar:
         self._parse = grammar.parse(self._spelling)
 
     def start(self, released: Sequence[Token] = ()) -> Matcher:
-        """Returns a matcher that stands after `released`.
-
-        Raises:
-          ConfigurationError: the tokens do not follow the grammar.
-        """
+        """Returns a matcher behind the tokens `released`."""
         matcher = Matcher(self.backend, self._spelling, self._parse.copy())
         for token in released:
             matcher.push(token)
@@ -195,11 +186,11 @@ class BoundGrammar:
 
 
 class Matcher:
-    """Where a text stands in its grammar, after tokens that are all released or forced.
+    """The state of a text in its grammar, after released and forced tokens.
 
     Formal guarantees:
       - Every answer is a function of the grammar, the vocabulary and the bytes pushed so far.
-      - Forced tokens are the only text that the grammar and the vocabulary leave at this place.
+      - Forced tokens are the only continuation that the grammar and the vocabulary allow.
     """
 
     def __init__(self, backend: NextTokenBackend, spelling: Spelling, parse: Parse) -> None:
@@ -211,44 +202,32 @@ class Matcher:
     def allowed(self) -> NDArray[np.bool_]:
         """Returns bool[V] in the order of `backend.vocabulary()`: the tokens that may come next.
 
-        EOS is allowed where the text may end, and tokens that are no whole UTF-8 characters where they begin one. A
-        blank that is forced and left to the next token (see `forced`) is not offered by itself.
-
-        Raises:
-          CapabilityError: the engine reports top tokens only; use `allowed_of`.
+        EOS is allowed where the text may end, and a token with part of a UTF-8 character where that character may
+        begin. A forced blank that is left to the next token (see `forced`) is not allowed by itself.
         """
         columns = self._spelling.columns_of(self._backend)
         if self._has_ended:
             return np.zeros(len(columns), np.bool_)
-        found = self._parse.bits[columns]  # bool[V]
+        mask = self._parse.bits[columns]  # bool[V]
         if self._holds_space():
-            found &= columns != _SPACE
-        found[self._spelling.end_columns] = self._parse.accepts
-        return found
+            mask &= columns != _SPACE
+        mask[self._spelling.end_columns] = self._parse.accepts
+        return mask
 
     def allowed_of(self, tokens: Sequence[Token]) -> NDArray[np.bool_]:
-        """Returns bool[len(tokens)]: whether each may come next; agrees with `allowed` where there is a vocabulary."""
+        """Returns bool[len(tokens)]: whether each token may come next."""
         if self._spelling.columns is None:
             return np.array([self._may_follow(token) for token in tokens], np.bool_)
         mask, spelling, backend = self.allowed(), self._spelling, self._backend
         columns = [spelling.first_column.get(spelling.bytes_of(backend, token), -1) for token in tokens]
-        found = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
-        found[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
-        return found
+        may_follow = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
+        may_follow[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
+        return may_follow
 
     def restrict(
         self, columns: NDArray[np.int64] | None, scores: NDArray[np.float64], *, least: int = 1
     ) -> NDArray[np.int64]:
-        """Returns the allowed columns of a public domain, best public score first: a top-k is taken after the mask.
-
-        Args:
-          columns: the public domain; None for the whole vocabulary.
-          scores: float64[V], public; NaN counts as the lowest.
-          least: below this many tokens besides EOS, the best allowed ones of the whole vocabulary are added.
-
-        Returns:
-          int64[k]; EOS is among them wherever the text may end; empty only at a dead end or after the end.
-        """
+        """Returns the allowed columns of a public domain, best public score first: a top-k is taken after the mask."""
         check_int("least", least, low=0)
         allowed = self.allowed()
         if np.shape(scores) != allowed.shape:
@@ -260,16 +239,16 @@ class Matcher:
         inside[slice(None) if columns is None else columns] = True
         missing = max(least - int((allowed & inside & ~is_end).sum()), 0)
         spare = order[(allowed & ~inside & ~is_end)[order]][:missing]
-        kept = allowed & (inside | is_end)
-        kept[spare] = True
-        return order[kept[order]]
+        chosen = allowed & (inside | is_end)
+        chosen[spare] = True
+        return order[chosen[order]]
 
     def forced(self) -> tuple[Token, ...]:
-        """Returns the tokens of the text that is forced here, in one public spelling; empty where there is a choice.
+        """Returns the forced tokens, in one public spelling; empty where there is a choice.
 
-        The spelling is the engine's own where it encodes text, else the one with the fewest tokens. It stops at
-        whole characters, and before a last blank where every continuation has a token that begins with the blank:
-        so " word" stays one token, and no release is lost.
+        The spelling is the engine's own tokenisation, or else the one with the fewest tokens. It ends at a whole
+        character, and before a last blank if every continuation has a token that begins with the blank, so that
+        " word" stays one token.
         """
         ahead = Matcher(self._backend, self._spelling, self._parse.copy())
         written: list[Token] = []
@@ -280,11 +259,7 @@ class Matcher:
         return tuple(written)
 
     def push(self, token: Token) -> None:
-        """Appends a released or forced token.
-
-        Raises:
-          ConfigurationError: the token cannot come here, or the parser reached its limits.
-        """
+        """Appends a released or forced token."""
         if not self._may_follow(token):
             raise ConfigurationError(
                 f"expected a token that the grammar allows after the text so far, found {token!r}; "
@@ -295,23 +270,19 @@ class Matcher:
             self._parse.consume(self._spelling.bytes_of(self._backend, token))
 
     def is_complete(self) -> bool:
-        """Whether the text may end and nothing else can follow: the end is free."""
+        """Whether the text may end and nothing else can follow, so that EOS costs nothing."""
         return self._has_ended or (self._parse.accepts and not self._goes_on())
 
     def is_stuck(self) -> bool:
-        """Whether the text may not end and no token of the vocabulary can follow; unknown of top-k engines (False)."""
+        """Whether the text may not end and no token of the vocabulary can follow; False for top-k engines."""
         return not (self._has_ended or self._parse.accepts or self._goes_on())
 
     def closing(self) -> tuple[Token, ...] | None:
-        """Returns a short public text, as tokens without EOS, after which the text may end; None where none was found.
-
-        The search is bounded: it looks for the fewest free choices, prefers quotes and brackets that close, and is
-        the same every time.
-        """
+        """Returns tokens after which the text may end, by a bounded deterministic search; None: not found."""
         if self._has_ended:
             return ()
-        found = closing_bytes(self._parse)
-        return None if found is None else self._spelling.spelled(self._backend, found)
+        ending = closing_bytes(self._parse)
+        return None if ending is None else self._spelling.spelled(self._backend, ending)
 
     def _may_follow(self, token: Token) -> bool:
         if self._has_ended:
@@ -328,7 +299,7 @@ class Matcher:
         return self._spelling.spelled(self._backend, text, partly=True) or self._only_token()
 
     def _only_token(self) -> tuple[Token, ...]:
-        """Returns the first token of the only text that the vocabulary has for this place."""
+        """Returns the first token of the only continuation that the vocabulary can spell."""
         if self._spelling.columns is None or self._parse.accepts:
             return ()
         columns = np.flatnonzero(self._others())
@@ -340,7 +311,7 @@ class Matcher:
         return whole_part(self._parse.forced) == b" " and self._leaves_space(b" ")
 
     def _leaves_space(self, text: bytes) -> bool:
-        """Whether a forced text leaves its last blank to the next token: no text and no release is lost by that."""
+        """Whether a forced text leaves its last blank to the next token, as every continuation has a token for it."""
         after = self._parse.copy()
         after.consume(text)
         if after.accepts or not after.next_bytes.any():
@@ -353,17 +324,17 @@ class Matcher:
         return bool((self._parse.next_bytes if self._spelling.columns is None else self._others()).any())
 
     def _others(self) -> NDArray[np.bool_]:
-        """Returns bool[V]: what is allowed besides EOS."""
-        found = self.allowed()
-        found[self._spelling.end_columns] = False
-        return found
+        """Returns bool[V]: the allowed tokens without EOS."""
+        mask = self.allowed()
+        mask[self._spelling.end_columns] = False
+        return mask
 
 
 def _as_lark(kind: Kind, source: str) -> str:
     """Returns any kind of grammar as one text of llguidance."""
     if kind == "lark":
-        if found := _NOT_OF_TEXT.search(_LITERALS.sub(" ", source)):
-            raise fail("lark", "rules about text alone", found[0], "Bound a length in the pattern: /[a-z]{1,20}/.")
+        if forbidden := _NOT_OF_TEXT.search(_LITERALS.sub(" ", source)):
+            raise fail("lark", "rules about text alone", forbidden[0], "Bound a length in the pattern: /[a-z]{1,20}/.")
         return _NO_FORCING + source
     if kind == "regex":
         return f"{_NO_FORCING}start: /{guidance().regex_to_lark(source, '')}/"
@@ -391,28 +362,28 @@ def _json_of(kind: Kind, source: str) -> Any:
 
 def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the schemas inside a schema."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for key, value in schema.items():
         if key in {"items", "additionalProperties"}:
-            found.append(value)
+            parts.append(value)
         elif key in {"prefixItems", "anyOf", "oneOf"} and isinstance(value, list):
-            found += value
+            parts += value
         elif key in {"properties", "$defs", "definitions"} and isinstance(value, dict):
-            found += value.values()
-    return [part for part in found if isinstance(part, dict)]
+            parts += value.values()
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def _intersects(schema: dict[str, Any]) -> bool:
-    """Whether objects are described in several places at once, so that none of them can be closed by itself."""
+    """Whether an object is described in several places: to close one would forbid the others' properties."""
     alternatives = {"anyOf", "oneOf", "$ref"} & set(schema)
     here = {"allOf", "if", "not", "dependentSchemas"} & set(schema) or (alternatives and "properties" in schema)
     return bool(here) or any(_intersects(part) for part in _parts(schema))
 
 
 def _close(schema: dict[str, Any]) -> None:
-    """Closes, in place, the objects that list properties and say nothing of others."""
-    said = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & set(schema)
-    if "properties" in schema and not said:
+    """Forbids further properties, in place, for objects that list properties and do not mention further ones."""
+    rules = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & set(schema)
+    if "properties" in schema and not rules:
         schema["additionalProperties"] = False
     for part in _parts(schema):
         _close(part)

@@ -1,7 +1,4 @@
-"""Few-shot prompt templates that format RELEASED demonstrations. They know no private record, no noise, no accountant.
-
-Everything a template holds is public: printing, tracing, copying, pickling and serialising it is free.
-"""
+"""Few-shot prompt templates that format released demonstrations."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from langchain_dpicl._released_prompt import TEMPLATE_CONFIG, ReleasedPrompt
 class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):
     r"""A `FewShotPromptTemplate` over released demonstrations, with their privacy report.
 
-    Does what the stock class does, except: braces in demonstrations and queries arrive byte for byte (the stock class
-    runs them through the formatter a second time), `example_separator` is taken as written, `partial` also works
-    after an `invoke`, and only f-string templates are accepted.
+    Works as the stock class, except: braces in demonstrations and queries are kept (the stock class formats them a
+    second time), `example_separator` is not formatted, `partial` also works after an `invoke`, and only f-string
+    templates are accepted.
 
     Formal guarantees:
       - Formatting reads released demonstrations and the caller's own values only, so it costs nothing.
@@ -68,7 +65,7 @@ class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):
         return {name: example[name] for name in self.example_prompt.input_variables}
 
     def _joined(self, shown: list[str], values: dict[str, Any]) -> str:
-        # As in the stock class, an empty template adds no separator, but one that formats to nothing does.
+        # As in the stock class, an empty template adds no separator, but one that formats to "" does.
         prefix = [formatter.format(self.prefix, **values)] if self.prefix else []
         suffix = [formatter.format(self.suffix, **values)] if self.suffix else []
         return self.example_separator.join([*prefix, *(text for text in shown if text), *suffix])
@@ -77,8 +74,8 @@ class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):
 class DPFewShotChatMessagePromptTemplate(ReleasedPrompt, FewShotChatMessagePromptTemplate):
     """A `FewShotChatMessagePromptTemplate` over released demonstrations, with their privacy report.
 
-    Does what the stock class does: alone it gives the demonstrations' messages, inside a `ChatPromptTemplate` it is
-    one of its parts. With `prefix` (a system message) and `suffix` (a human message) it is a whole prompt by itself.
+    Works as the stock class: alone it formats the demonstrations' messages, inside a `ChatPromptTemplate` it is one of
+    the parts. With `prefix` (a system message) and `suffix` (a human message) it is a complete prompt.
 
     Formal guarantees:
       - Formatting reads released demonstrations and the caller's own values only, so it costs nothing.

@@ -1,8 +1,4 @@
-"""Demonstrations that have left the vault, with their privacy report. Knows no private record, no model, no LangChain.
-
-Everything in here is public. Files are plain JSON: reading one never builds an object other than strings, numbers,
-lists and dicts, so a file from a stranger can be wrong but cannot act.
-"""
+"""Released demonstrations with their privacy report, as a value and as a JSON file."""
 
 from __future__ import annotations
 
@@ -28,9 +24,9 @@ class ReleasedDemonstrations(KeptAsJson):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and formatting them is free post-processing.
-      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
-        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(released)` recomputes it; a signature over the file is the sender's matter.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(released)` recomputes the price. Files are not signed.
 
     Args:
       examples: one `dict[str, str]` (field name to text) per demonstration, in the order of release.
@@ -46,7 +42,7 @@ class ReleasedDemonstrations(KeptAsJson):
     plan: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        # Copies, so that nobody holds a second handle on what was released.
+        # Copies, so that the caller cannot change the released values afterwards.
         object.__setattr__(self, "examples", _checked_examples(self.examples))
         object.__setattr__(self, "report", plain("report", self.report))
         object.__setattr__(self, "plan", plain("plan", self.plan))
@@ -66,11 +62,11 @@ class ReleasedDemonstrations(KeptAsJson):
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
-          text: the JSON text. Its content stays data, whatever keys it carries.
+          text: the JSON text; nothing in it is executed.
 
         Raises:
           ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report does not bear out.
+            was changed after it was written, or a report whose claims its ledger's report contradicts.
         """
         state = _FORM.read(text)
         if not isinstance(state["examples"], list):
@@ -79,19 +75,19 @@ class ReleasedDemonstrations(KeptAsJson):
 
 
 def epsilon_of(report: Mapping[str, Any]) -> float:
-    """Returns a report's epsilon as a float, refusing what is neither a number >= 0 nor "infinity"."""
-    found = report.get("epsilon")
-    if found == INFINITY:
+    """Returns a report's epsilon as a float; refuses anything but a number >= 0 or "infinity"."""
+    epsilon = report.get("epsilon")
+    if epsilon == INFINITY:
         return math.inf
-    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= sys.float_info.max:
-        return float(found)
+    if isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool) and 0 <= epsilon <= sys.float_info.max:
+        return float(epsilon)
     raise ConfigurationError(
-        f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(found).__name__}.'
+        f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(epsilon).__name__}.'
     )
 
 
 def _checked_examples(examples: object) -> tuple[dict[str, str], ...]:
-    """Returns a copy of the examples; the message names the place, not the content."""
+    """Returns a copy of the examples; messages name the index, not the content."""
     if not isinstance(examples, Sequence) or isinstance(examples, (str, bytes)):
         raise ConfigurationError(f"examples: expected a sequence of dicts, found {type(examples).__name__}.")
     for index, example in enumerate(examples):

@@ -1,7 +1,4 @@
-"""Counts of values that have left the vault, with their privacy report. Knows no private record and no model.
-
-Everything in here is public, and whatever is made of it is free: labels, sizes, a table.
-"""
+"""Released counts with their privacy report, as a value and as a JSON file."""
 
 from __future__ import annotations
 
@@ -30,21 +27,21 @@ _LARGEST = 2**53
 
 @dataclass(frozen=True)
 class ReleasedCounts(KeptAsJson):
-    """How many units hold each value of a field, noise included, with the report of what that cost.
+    """Noisy counts of the units that hold each value of a field, with their privacy report.
 
     Formal guarantees:
       - Holds public values only; printing, saving and using it is free post-processing.
-      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
-        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(counts)` recomputes it.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(counts)` recomputes the price.
 
     Args:
-      counts: noisy count by value; may be below zero where values are declared. Found values: the largest first.
+      counts: noisy count by value; may be negative for declared values. Found values: the largest first.
       report: JSON-able privacy report.
       plan: JSON-able public plan (`DiscoveryPlan.to_dict`).
 
     Raises:
-      ConfigurationError: a value is of another type, or the counts are not those of the plan.
+      ConfigurationError: a value is of another type, or the counts contradict the plan.
     """
 
     counts: Mapping[str, int]
@@ -72,27 +69,23 @@ class ReleasedCounts(KeptAsJson):
 
     @property
     def release(self) -> CountPlan:
-        """How it was released: what a unit stands for, noise, threshold, adjacency.
-
-        Raises:
-          ConfigurationError: the plan is none of counts.
-        """
+        """The release plan: what a unit counts for, noise, threshold, adjacency."""
         try:
             release = count_release(self.plan["counts"])
         except (LookupError, TypeError):
-            raise ConfigurationError("plan: expected that of a release of counts, found another.") from None
+            raise ConfigurationError("plan: expected the plan of a release of counts, found another.") from None
         if not isinstance(release.rule, UnitValues):
-            raise fail("plan", "that of counts of units or values", release.rule.kind)
+            raise fail("plan", "the plan of counts of units or values", release.rule.kind)
         return release
 
     @property
     def field(self) -> str | None:
-        """The field that was counted; None: units."""
+        """The counted field; None: units."""
         return self.release.rule.name
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values, in order: what `labels=` may be from now on."""
+        """The values, in order; usable as `labels=`."""
         return tuple(self.counts)
 
     @property
@@ -101,16 +94,16 @@ class ReleasedCounts(KeptAsJson):
         return epsilon_of(self.report)
 
     def public_size(self, *, confidence: float = 0.95, side: Side = "lower") -> int | dict[str, int]:
-        """Returns what `public_size=` may be from now on: a public number by value, or one number of units.
+        """Returns a public size for `public_size=`: by value, or one number of units.
 
         Formal guarantees:
-          - "lower": for each value by itself, the number is 1, or is above that of its units with a chance of
-            1 - confidence at most, over the noise; "upper": below it. No number is below 1, so 1 says nothing: a value
-            that nobody holds has 1, too.
-          - No privacy rests on it: whatever the number, nothing is released that was not paid for.
+          - "lower": for each value separately, the number is 1, or exceeds the true count with probability at most
+            1 - confidence over the noise; "upper": is below it. Numbers are at least 1, also for values without units.
+          - Privacy does not depend on it: no number releases anything that was not paid for.
 
-        With too low a number samples are larger than planned: more calls, and slots that are full. With too high a one
-        they are smaller: empty slots. A delta that is to be small beside the number of records goes with "upper".
+        If the number is too low, samples are larger than planned: more calls and full slots. If it is too high, they
+          are
+        smaller: empty slots. To compare delta with the number of records, use "upper".
 
         Args:
           confidence: in (0, 1); ignored by "middle".
@@ -134,25 +127,25 @@ class ReleasedCounts(KeptAsJson):
         confidence: float = 0.95,
         side: Side = "lower",
     ) -> PrivateExamples:
-        """Returns the same units, on the same ledger, declared with what was found: see `PrivateExamples.redeclared`.
+        """Returns the same units, on the same ledger, declared with the counts: see `PrivateExamples.redeclared`.
 
-        Counts of units set the size. Counts of a field split the units by its values, and set the size of each; where
-        the field held the declared label before, the sizes alone.
+        Counts of units set the size. Counts of a field split the units by its values and set the size of each; counts
+        of the declared label set the sizes only.
 
-        The examples belong to the ledger that paid for the counts from then on, as if they were bound to it: what is
-        released next adds up with them there. Where that ledger is gone, as one kept in memory, use
-        `private.redeclared(labels=...)` on another, and add the epsilons of both.
+        The returned examples are bound to the ledger that paid for the counts, so that the costs of later releases add
+        up with theirs. If that ledger is gone (it was in memory), use `private.redeclared(labels=...)` with another
+        one, and add the epsilons of both.
 
         Args:
-          private: the examples that were counted.
-          dataset_id: public name of the new declaration; by default that of the old one and what was counted.
-          public_size: another size than `public_size(confidence=, side=)` gives.
+          private: the counted examples.
+          dataset_id: public name of the new declaration; by default the old one and the counted field.
+          public_size: the size; by default `public_size(confidence=, side=)`.
           confidence: as for `public_size`.
           side: as for `public_size`.
 
         Raises:
-          ConfigurationError: nothing was found, or the examples are others than those that were counted.
-          PrivacyBudgetMismatchError: the examples are bound to another ledger than the one that paid for the counts.
+          ConfigurationError: nothing was found, or other examples were counted.
+          PrivacyBudgetMismatchError: the examples are bound to a ledger that did not pay for the counts.
           PrivateAccessError: the examples were opened without privacy, and the counts were paid for.
         """
         counted = self.report.get("dataset_id")
@@ -169,7 +162,7 @@ class ReleasedCounts(KeptAsJson):
         made = private.redeclared(dataset_id=name, public_size=size, **split)
         paid_by = self.report.get("ledger_id")
         if isinstance(paid_by, str):
-            private._attach(paid_by)  # noqa: SLF001  its own ledger, and no other
+            private._attach(paid_by)  # noqa: SLF001  binds to the ledger that paid, and to no other
         return made
 
     def to_json(self) -> str:
@@ -181,11 +174,11 @@ class ReleasedCounts(KeptAsJson):
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
-          text: the JSON text. Its content stays data, whatever keys it carries.
+          text: the JSON text; nothing in it is executed.
 
         Raises:
           ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report does not bear out.
+            was changed after it was written, or a report whose claims its ledger's report contradicts.
         """
         state = _FORM.read(text)
         pairs = state["counts"]
@@ -193,5 +186,5 @@ class ReleasedCounts(KeptAsJson):
             raise ConfigurationError("counts: expected a list of pairs of a value and a number.")
         counts = {str(value): count for value, count in pairs}
         if len(counts) != len(pairs):
-            raise ConfigurationError("counts: expected every value once, found one twice.")
+            raise ConfigurationError("counts: expected distinct values, found a repeated one.")
         return cls(counts, state["report"], state["plan"])

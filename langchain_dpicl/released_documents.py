@@ -1,7 +1,4 @@
-"""Synthetic documents that have left the vault, with the report of their cost. Knows no private record and no budget.
-
-Everything in here is public: indexing, searching, filtering and showing it is free, for ever. Files are plain JSON.
-"""
+"""Released synthetic documents with their privacy report, as a value, a JSON file and a vector store."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ class SyntheticText:
     """One synthetic document.
 
     Attributes:
-      text: what was written.
-      topic: the released keyword it was written for.
-      number: its place among the texts of that topic, from 0.
+      text: the content.
+      topic: the released keyword that it was generated for.
+      number: its index among the texts of the topic.
     """
 
     text: str
@@ -52,36 +49,32 @@ class SyntheticText:
         check_int("number", self.number, low=0)
 
     def document(self, release: str) -> Document:
-        """Returns the LangChain document: `topic`, `number` and `release` are metadata, and its id stays the same.
-
-        Args:
-          release: public name of the release it is of.
-        """
+        """Returns the LangChain document: with `topic`, `number` and `release` as metadata and a stable id."""
         metadata = {"topic": self.topic, "number": self.number, "release": release}
-        # A UUID: some stores take no other ids.
+        # A UUID, because some stores accept no other ids.
         named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/{self.number}/{self.topic}")
         return Document(id=str(named), page_content=self.text, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class SyntheticDocuments(KeptAsJson):
-    """Synthetic documents by topic, with the topics' noisy counts and the report of what all of it cost.
+    """Synthetic documents by topic, with the topics' noisy counts and their privacy report.
 
     Formal guarantees:
       - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
-        post-processing, however often it is done and by whom.
-      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
-        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(documents)` recomputes it.
+        post-processing.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(documents)` recomputes the price.
 
     Args:
       texts: the documents, in the order of their topics.
-      topics: (keyword, noisy count of units that cast it), the largest count first.
+      topics: (keyword, noisy count of its units) pairs, the largest count first.
       report: JSON-able privacy report.
       plan: JSON-able public plan.
 
     Raises:
-      ConfigurationError: a value is of another type, a topic is unknown, or two documents are the same one.
+      ConfigurationError: a value is of another type, a topic is unknown, or a document occurs twice.
 
     Example:
       >>> text = SyntheticText("a card payment was declined", "card", 0)
@@ -103,7 +96,7 @@ class SyntheticDocuments(KeptAsJson):
             raise fail("texts", "SyntheticText, each of them", [type(text).__name__ for text in texts][:3])
         places = [(text.topic, text.number) for text in texts]
         if len(set(names)) != len(names) or len(set(places)) != len(places) or not {t for t, _ in places} <= set(names):
-            raise fail("texts, topics", "each document once, of a topic that is listed once", names)
+            raise fail("texts, topics", "distinct documents of distinct listed topics", names)
         object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "topics", topics)
         object.__setattr__(self, "report", plain("report", self.report))
@@ -120,58 +113,57 @@ class SyntheticDocuments(KeptAsJson):
 
     @property
     def release_id(self) -> str:
-        """A public name of this release, of 12 hexadecimal digits: documents of two of them never share an id."""
+        """Public name of this release, of 12 hexadecimal digits; ids of documents contain it."""
         return release_id(self.report, self.topics)
 
     @property
     def documents(self) -> list[Document]:
-        """What is not empty, with `topic`, `number` and `release` as metadata and ids that stay the same."""
+        """The non-empty documents, with `topic`, `number` and `release` as metadata and stable ids."""
         release = self.release_id
         return [text.document(release) for text in self.texts if text.text.strip()]
 
     def filtered(self, keep: Callable[[Document], bool]) -> SyntheticDocuments:
-        """Returns the documents that pass a test: free, whatever the test asks of public models.
+        """Returns the documents that pass a test; free, also if the test calls public models.
 
         Args:
-          keep: takes a document and says whether it stays, for instance by asking a model whether the text is about
-            its topic.
+          keep: the test, for instance a model's judgement whether the text is about its topic.
         """
-        kept = [text for text in self.texts if keep(text.document(self.release_id))]
-        return dataclasses.replace(self, texts=tuple(kept))
+        passed = [text for text in self.texts if keep(text.document(self.release_id))]
+        return dataclasses.replace(self, texts=tuple(passed))
 
     def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
-        """Indexes the documents in a vector store, under ids that stay the same, so that doing so twice adds none.
+        """Adds the documents to a vector store under stable ids.
 
-        What the store holds already is not added again; one that cannot be asked (`get_by_ids`) is given everything.
+        Documents that the store already has are not added again; a store without `get_by_ids` is given all of them.
 
         Args:
-          store: any LangChain vector store, made with embeddings of its own; None: one in memory.
-          embedding: embeddings of the store in memory; None: `LocalEmbeddings`, which need no network.
+          store: any LangChain vector store with its embeddings; None: a new one in memory.
+          embedding: embeddings of the new store; None: `LocalEmbeddings`, without network.
 
         Raises:
-          ConfigurationError: both are given, or `store` is no vector store.
+          ConfigurationError: both are given, or `store` is not a vector store.
         """
         store = _checked(store, embedding)
         ids = [str(document.id) for document in self.documents]
         try:
-            held = store.get_by_ids(ids)
-        except NotImplementedError:  # a store that cannot be asked
-            held = []
-        if documents := _missing(self.documents, held):
+            stored = store.get_by_ids(ids)
+        except NotImplementedError:  # a store without lookup by id
+            stored = []
+        if documents := _missing(self.documents, stored):
             store.add_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
     async def ato_vector_store(
         self, store: VectorStore | None = None, *, embedding: Embeddings | None = None
     ) -> VectorStore:
-        """Is `to_vector_store`, awaitable."""
+        """Async version of `to_vector_store`."""
         store = _checked(store, embedding)
         ids = [str(document.id) for document in self.documents]
         try:
-            held = await store.aget_by_ids(ids)
-        except NotImplementedError:  # a store that cannot be asked
-            held = []
-        if documents := _missing(self.documents, held):
+            stored = await store.aget_by_ids(ids)
+        except NotImplementedError:  # a store without lookup by id
+            stored = []
+        if documents := _missing(self.documents, stored):
             await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
         return store
 
@@ -199,11 +191,11 @@ class SyntheticDocuments(KeptAsJson):
         """Reads what `to_json` wrote, and nothing else.
 
         Args:
-          text: the JSON text. Its content stays data, whatever keys it carries.
+          text: the JSON text; nothing in it is executed.
 
         Raises:
           ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report does not bear out.
+            was changed after it was written, or a report whose claims its ledger's report contradicts.
         """
         state = _FORM.read(text)
         return cls(
@@ -215,23 +207,14 @@ class SyntheticDocuments(KeptAsJson):
 
 
 def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, int]]) -> str:
-    """Returns a public name of 12 hexadecimal digits for what a report and its topics name.
-
-    Args:
-      report: with the ids of ledger, component and data set.
-      topics: with their noisy counts, the largest first.
-    """
+    """Returns a public name of 12 hexadecimal digits, a digest of the report's ids and the topics."""
     named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
     whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})
     return hashlib.sha256(whole.encode("utf-8")).hexdigest()[:12]
 
 
 def text_of(item: Any) -> SyntheticText:
-    """Returns one document from its JSON form.
-
-    Raises:
-      ConfigurationError: it has another form.
-    """
+    """Returns one document from its JSON form."""
     names = {field.name for field in dataclasses.fields(SyntheticText)}
     if not isinstance(item, Mapping) or set(item) != names:
         raise ConfigurationError(f"documents: expected objects with {sorted(names)}, found another.")
@@ -250,9 +233,9 @@ def _listed(name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _missing(documents: Sequence[Document], held: Sequence[Document]) -> list[Document]:
-    """Returns what a store does not hold: some take an id once only, and raise the second time."""
-    known = {document.id for document in held}
+def _missing(documents: Sequence[Document], stored: Sequence[Document]) -> list[Document]:
+    """Returns the documents that a store lacks; some stores raise for an id that they already have."""
+    known = {document.id for document in stored}
     return [document for document in documents if document.id not in known]
 
 
@@ -263,5 +246,5 @@ def _checked(store: Any, embedding: Any) -> VectorStore:
         advice = "Make it first, with its embeddings: FAISS(...), Chroma(...), InMemoryVectorStore(...)."
         raise fail("store", "a LangChain vector store", type(store).__name__, advice)
     if embedding is not None:
-        raise fail("embedding", "None beside a store, which has its own", type(embedding).__name__)
+        raise fail("embedding", "None together with store, which has its own", type(embedding).__name__)
     return store

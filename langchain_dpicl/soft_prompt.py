@@ -1,9 +1,4 @@
-"""A prompt made of numbers that private training has released, with its privacy report. Knows no record and no torch.
-
-Everything in here is public. Files are plain JSON and safetensors, in the layout of the PEFT package: reading them
-never builds an object other than arrays, strings, numbers, lists and dicts, so a folder from a stranger can be wrong
-but cannot act.
-"""
+"""A released soft prompt with its privacy report, as a value and as a folder in PEFT's layout."""
 
 from __future__ import annotations
 
@@ -51,7 +46,7 @@ _FORM = FileForm(
 
 
 class Trained(Protocol):
-    """What is asked of an engine whose parameters become a soft prompt; all of it is public."""
+    """An engine whose trained parameters become a soft prompt; all of it is public."""
 
     @property
     def name(self) -> str:
@@ -59,51 +54,51 @@ class Trained(Protocol):
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Says which tokenizer it has."""
+        """Fingerprint of its tokenizer."""
 
     @property
     def method(self) -> Any:
-        """Where the prompt enters: "soft_prompt" or "prefix"."""
+        """Where the prompt is inserted: "soft_prompt" or "prefix"."""
 
     @property
     def num_virtual_tokens(self) -> int:
-        """Positions that the prompt takes."""
+        """Number of virtual tokens of the prompt."""
 
     @property
     def task(self) -> PromptTask:
-        """What it was trained for."""
+        """The task that it was trained for."""
 
     def arrays(self, parameters: NDArray[np.float64]) -> Mapping[str, Array]:
         """Returns {"prompt_embeddings": float32[positions, width]} in PEFT's layout."""
 
     def peft_config(self) -> Mapping[str, Any]:
-        """Returns what PEFT's `adapter_config.json` says."""
+        """Returns the content of PEFT's `adapter_config.json`."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SoftPrompt:
-    """A trained prompt: numbers that stand before a text, what they are for, and the report of their cost.
+    """A trained prompt: its numbers, its task, and its privacy report.
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and serving it is free post-processing.
-      - Of an object in memory `report` is carried, not checked. Reading a file compares its content with the digest in
-        it, and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(prompt)` recomputes it; a signature over the folder is the sender's matter.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(prompt)` recomputes the price. Files are not signed.
 
     Args:
       arrays: {"prompt_embeddings": float32[num_virtual_tokens, width]} in the layout of the PEFT package: embeddings
         of virtual tokens for "soft_prompt", keys and values of all layers for "prefix".
-      method: where it enters: in front of the text ("soft_prompt") or at every layer ("prefix").
-      num_virtual_tokens: positions that it takes.
-      task: how texts were put to the model in training, and what the answers are.
+      method: where it is inserted: in front of the text ("soft_prompt") or at every layer ("prefix").
+      num_virtual_tokens: its number of virtual tokens.
+      task: template and answers of the training task.
       peft_config: content of PEFT's `adapter_config.json`.
-      base: {"name": public name of the base model, "tokenizer": its tokenizer's fingerprint}, and where it is known
+      base: {"name": public name of the base model, "tokenizer": its tokenizer's fingerprint}, and if known
         "weights": the fingerprint of its weights.
       report: JSON-able privacy report; `report["epsilon"]` is a number >= 0 or the string "infinity".
-      head: of a classifier, the head that was frozen in training, float32 by the names of PEFT; {} of other models.
+      head: for a classifier, the head that was frozen in training, float32 by PEFT's names; else {}.
 
     Raises:
-      ConfigurationError: a value is of another type, is not finite, does not go with the others, or cannot be written.
+      ConfigurationError: a value is of another type, is not finite, contradicts the others, or cannot be written.
     """
 
     arrays: Mapping[str, Array]
@@ -121,7 +116,7 @@ class SoftPrompt:
         check_int("num_virtual_tokens", self.num_virtual_tokens, low=1)
         if not isinstance(self.task, PromptTask):
             raise fail("task", "a PromptTask", type(self.task).__name__)
-        # Copies, so that nobody holds a second handle on what was released.
+        # Copies, so that the caller cannot change the released values afterwards.
         object.__setattr__(self, "peft_config", plain("peft_config", self.peft_config))
         object.__setattr__(self, "report", plain("report", self.report))
         object.__setattr__(self, "base", _checked_base(self.base))
@@ -132,15 +127,15 @@ class SoftPrompt:
 
     @classmethod
     def of(cls, engine: Trained, parameters: NDArray[np.float64], *, report: Mapping[str, Any]) -> SoftPrompt:
-        """Returns the prompt that an engine makes of trained parameters.
+        """Returns the prompt of trained parameters.
 
         Args:
           engine: the engine that they were trained on.
-          parameters: float64[width]; released, as nothing here protects them.
+          parameters: float64[width]; already released: no noise is added here.
           report: as of this class.
 
         Raises:
-          ConfigurationError: the numbers are not finite, or the engine's answers do not go together.
+          ConfigurationError: the numbers are not finite, or the engine's values contradict each other.
         """
         return cls(
             engine.arrays(parameters),
@@ -160,20 +155,20 @@ class SoftPrompt:
 
     @property
     def fingerprint(self) -> str:
-        """Says which prompt this is: equal for equal numbers, method and task."""
-        said = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Digest of numbers, method and task."""
+        identity = json.dumps([self.method, self.task.to_dict(), _digest(self._numbers)])
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a folder that `PeftModel.from_pretrained` reads, with the task and the report beside it.
 
-        A reader finds the old folder, the whole new one, or for a moment none.
+        A reader sees the old folder, the whole new one, or briefly none.
 
         Args:
-          path: folder to create or replace; the folder around it must exist.
+          path: folder to create or replace; its parent must exist.
 
         Raises:
-          ConfigurationError: there is something else at `path` than such a folder, or no folder around it; nothing is
+          ConfigurationError: something other than such a folder is at `path`, or its parent is missing; nothing is
             written.
           OSError: it cannot be written; what was at `path` is then still there.
         """
@@ -191,11 +186,11 @@ class SoftPrompt:
         """Reads a folder written by `save`.
 
         Args:
-          path: the folder. Its content stays data, whatever it says; links in it are followed to plain files only.
+          path: the folder; nothing in it is executed, and links in it are followed to plain files only.
 
         Raises:
-          ConfigurationError: the content is not what `save` writes, was changed after it was written, or its report
-            claims what its ledger's report does not bear out.
+          ConfigurationError: the content is not what `save` writes, was changed after it was written, or its report's
+            claims contradict its ledger's report.
           OSError: a file is missing or unreadable.
         """
         folder = Path(path)
@@ -208,7 +203,7 @@ class SoftPrompt:
         ):
             if state[name] != digest:
                 raise ConfigurationError(
-                    f"{file}: expected the content that {OURS} names, found another; save the prompt again."
+                    f"{file}: expected the content with the digest in {OURS}, found another; save the prompt again."
                 )
         return cls(
             {name: array for name, array in numbers.items() if name == ARRAY},
@@ -222,7 +217,7 @@ class SoftPrompt:
         )
 
     def to_json(self) -> str:
-        """Returns what `save` writes beside PEFT's two files: task, base, report, and the digests of both files."""
+        """Returns the JSON text that `save` adds to PEFT's files: task, base, report, and the digests of the files."""
         return _FORM.text(
             {
                 "method": self.method,
@@ -237,7 +232,7 @@ class SoftPrompt:
 
     @property
     def _numbers(self) -> dict[str, Array]:
-        """What the file of numbers holds, in the order of the names."""
+        """All arrays of the safetensors file, in the order of their names."""
         return dict(sorted({**self.arrays, **self.head}.items()))
 
     def __eq__(self, other: object) -> bool:
@@ -258,30 +253,26 @@ def _digest(arrays: Mapping[str, Array]) -> str:
 
 
 def base_of(engine: Trained) -> dict[str, str]:
-    """Returns what is known of the model that a prompt was trained on: its name, tokenizer and perhaps weights."""
+    """Returns name, tokenizer fingerprint and, if known, weights fingerprint of the base model."""
     known = {"name": engine.name, "tokenizer": engine.tokenizer_fingerprint}
     weights: str = getattr(engine, "weights_fingerprint", str)()
     return known | ({"weights": weights} if weights else {})
 
 
 def _checked_base(base: object) -> dict[str, str]:
-    found = plain("base", base)
-    is_known = _KNOWN_OF_BASE <= set(found) <= _KNOWN_OF_BASE | {"weights"}
-    if not is_known or not all(isinstance(value, str) for value in found.values()):
-        raise fail("base", "texts under 'name' and 'tokenizer', and 'weights' or nothing else", sorted(found))
-    return found
+    names = plain("base", base)
+    is_known = _KNOWN_OF_BASE <= set(names) <= _KNOWN_OF_BASE | {"weights"}
+    if not is_known or not all(isinstance(value, str) for value in names.values()):
+        raise fail("base", "texts under 'name', 'tokenizer' and optionally 'weights'", sorted(names))
+    return names
 
 
 def _width(peft_config: Mapping[str, Any], method: str, num_virtual_tokens: int) -> int:
-    """Returns how many numbers a position has, by PEFT's configuration.
-
-    Raises:
-      ConfigurationError: it is of another method or number of tokens, or says no sizes.
-    """
+    """Returns the numbers per virtual token, by PEFT's configuration."""
     expected = {"peft_type": PEFT_TYPES[method], "num_virtual_tokens": num_virtual_tokens}
-    found = {name: peft_config.get(name) for name in expected}
-    if found != expected or isinstance(found["num_virtual_tokens"], bool):
-        raise fail("peft_config", f"{expected}", found)
+    actual = {name: peft_config.get(name) for name in expected}
+    if actual != expected or isinstance(actual["num_virtual_tokens"], bool):
+        raise fail("peft_config", f"{expected}", actual)
     width = check_int("peft_config['token_dim']", peft_config.get("token_dim"), low=1)
     if method == "prefix":
         width *= 2 * check_int("peft_config['num_layers']", peft_config.get("num_layers"), low=1)
@@ -292,10 +283,10 @@ def _checked_arrays(arrays: object, shape: tuple[int, int]) -> Mapping[str, Arra
     """Returns a read-only copy."""
     if not isinstance(arrays, Mapping) or set(arrays) != {ARRAY}:
         raise fail("arrays", f"exactly {ARRAY!r}", type(arrays).__name__)
-    found = _numbers(f"arrays[{ARRAY!r}]", arrays[ARRAY], "Train with a lower learning rate.")
-    if found.shape != shape:
-        raise fail(f"arrays[{ARRAY!r}]", f"float32 of shape {shape}", f"shape {found.shape}")
-    return {ARRAY: found}
+    array = _numbers(f"arrays[{ARRAY!r}]", arrays[ARRAY], "Train with a lower learning rate.")
+    if array.shape != shape:
+        raise fail(f"arrays[{ARRAY!r}]", f"float32 of shape {shape}", f"shape {array.shape}")
+    return {ARRAY: array}
 
 
 def _checked_head(head: object, task: PromptTask) -> Mapping[str, Array]:
@@ -306,18 +297,18 @@ def _checked_head(head: object, task: PromptTask) -> Mapping[str, Array]:
         raise fail("head", f"none with a task of kind {task.kind!r}", sorted(head)[:5])
     if strange := [name for name in head if not name.startswith(_HEAD) or not name.isascii()]:
         raise fail("head", f"names that begin with {_HEAD!r}", sorted(strange)[:5])
-    return {name: _numbers(f"head[{name!r}]", head[name], "Take a model whose weights are numbers.") for name in head}
+    return {name: _numbers(f"head[{name!r}]", head[name], "Take a model with finite weights.") for name in head}
 
 
-def _numbers(name: str, given: object, advice: str) -> Array:
+def _numbers(name: str, values: object, advice: str) -> Array:
     """Returns a read-only copy of finite float32 numbers."""
-    found: Array = np.array(given, copy=True, order="C")
-    if found.dtype != np.float32:
-        raise fail(name, "float32 numbers", str(found.dtype))
-    if not np.isfinite(found).all():
+    array: Array = np.array(values, copy=True, order="C")
+    if array.dtype != np.float32:
+        raise fail(name, "float32 numbers", str(array.dtype))
+    if not np.isfinite(array).all():
         raise fail(name, "finite numbers", "NaN or an infinity", advice)
-    found.setflags(write=False)
-    return found
+    array.setflags(write=False)
+    return array
 
 
 def _parsed(text: str) -> dict[str, Any]:

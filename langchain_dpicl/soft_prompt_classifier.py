@@ -1,7 +1,4 @@
-"""Released soft prompts as a Runnable from a text, or a pair, to a label. For PUBLIC texts; knows no record, no budget.
-
-A soft prompt was paid for when it was trained, and serving it is free.
-"""
+"""A Runnable that labels public texts with released soft prompts."""
 
 from __future__ import annotations
 
@@ -32,32 +29,32 @@ if TYPE_CHECKING:
 
 _KEYS = {"text", "pair", "prompt"}
 _CARRIERS = (str, PromptValue, BaseMessage, Document)
-"""What a chain hands on in place of a text."""
+"""Types that a chain passes in place of a text."""
 
 
 @tells_how_to_build()
 class SoftPromptClassifier(Runnable[Any, str]):
     """Labels texts with released soft prompts: by label words, or by a sequence-classification head.
 
-    An input is a text (also a prompt value, a message or a document, as chains hand them on), or a dict with "text",
-    "pair" where there is a second one, and "prompt", the name of the soft prompt. Several prompts share one model, and
-    texts of a batch run together whatever their prompts.
+    An input is a text (also a prompt value, a message or a document), or a dict with "text", optionally "pair" (a
+    second text) and "prompt" (the name of the soft prompt). Several prompts share one model, and a batch runs together
+    also with different prompts. Inputs must be PUBLIC; serving is free.
 
     Args:
       model: a model object or a local folder, of the kind that the prompts were trained on; for a causal one also a
-        `HuggingFaceBackend`. A classifier from a folder is given the head that the prompts were trained with, which
-        they carry; of an object it must be the same.
+        `HuggingFaceBackend`. A classifier from a folder gets the head that the prompts carry; the head of an object
+        must be equal to it.
       prompts: one prompt, or several by name.
       tokenizer: with a model object.
-      default: name of the prompt of inputs that name none; None: the only one there is.
-      batch_size: texts that are read together.
-      device: "cpu", "cuda", ...; None: a folder is loaded to "cuda" if there is one, an object stays.
-      dtype: "float32", "bfloat16" or "float16" for a folder; None: as it was saved.
+      default: name of the prompt of inputs that name none; None: the only prompt.
+      batch_size: texts per model call.
+      device: "cpu", "cuda", ...; None: a folder is loaded to "cuda" if available, an object is not moved.
+      dtype: "float32", "bfloat16" or "float16" for a folder; None: as saved.
 
     Raises:
-      ConfigurationError: no such name, prompts of several kinds, a prompt of another model or tokenizer, or one that
+      ConfigurationError: an unknown name, prompts of several kinds, a prompt of another model or tokenizer, or one that
         writes free text.
-      CapabilityError: the model takes no such prompt.
+      CapabilityError: the model does not support such a prompt.
       ModelCallError: memory ran out.
     """
 
@@ -77,9 +74,9 @@ class SoftPromptClassifier(Runnable[Any, str]):
         self.default = default_name(self.prompts, default)
         kinds = {prompt.task.kind for prompt in self.prompts.values()}
         if len(kinds) > 1:
-            raise fail("prompts", "tasks of one kind, as they share a model", sorted(kinds))
+            raise fail("prompts", "tasks of one kind, because they share a model", sorted(kinds))
         if writes := [name for name, prompt in self.prompts.items() if prompt.task.writes_text]:
-            raise fail("prompts", "tasks with labels", writes, "SoftPromptBackend serves what writes text.")
+            raise fail("prompts", "tasks with labels", writes, "Serve tasks that write text with SoftPromptBackend.")
         [kind] = kinds
         self._scorer = _scorer(
             *_parts(model, tokenizer),
@@ -91,8 +88,10 @@ class SoftPromptClassifier(Runnable[Any, str]):
         for name, prompt in self.prompts.items():
             heads = prompt.peft_config.get("num_attention_heads")
             numbers = prompt.arrays[ARRAY]
-            found = self._scorer.put(name, prompt.method, numbers, task=prompt.task, heads=heads, head=prompt.head)
-            check_tokenizer(name, prompt, found)
+            fingerprint = self._scorer.put(
+                name, prompt.method, numbers, task=prompt.task, heads=heads, head=prompt.head
+            )
+            check_tokenizer(name, prompt, fingerprint)
             check_weights(name, prompt, self._scorer.weights())
 
     @override
@@ -129,23 +128,23 @@ class SoftPromptClassifier(Runnable[Any, str]):
         """Returns, for each input, the probability of each label of its prompt's task, in the order of the labels.
 
         Args:
-          inputs: a list of texts or dicts, which run together.
+          inputs: a list of texts or dicts.
 
         Raises:
-          ConfigurationError: an input is none, or names no prompt.
+          ConfigurationError: an input is malformed, or names no prompt.
           ModelCallError: the model failed.
         """
         if isinstance(inputs, (str, bytes, Mapping)):
-            raise fail("inputs", "a list", type(inputs).__name__, "Put a single one into a list.")
-        asked = [self._question(given) for given in inputs]
-        found = self._scorer.scores(asked)
+            raise fail("inputs", "a list", type(inputs).__name__, "Put a single input into a list.")
+        asked = [self._question(one_input) for one_input in inputs]
+        probabilities = self._scorer.scores(asked)
         return [
             dict(zip(self.prompts[one.prompt].task.labels, shares.tolist(), strict=True))
-            for one, shares in zip(asked, found, strict=True)
+            for one, shares in zip(asked, probabilities, strict=True)
         ]
 
     async def ascores(self, inputs: Sequence[str | Mapping[str, str]]) -> list[dict[str, float]]:
-        """Is `scores`, in a worker thread."""
+        """Async version of `scores`, in a worker thread."""
         return await asyncio.to_thread(self.scores, inputs)
 
     def __repr__(self) -> str:
@@ -164,42 +163,40 @@ class SoftPromptClassifier(Runnable[Any, str]):
         return await asyncio.to_thread(self._answers, inputs)
 
     def _answers(self, inputs: list[Any]) -> list[str | Exception]:
-        """Returns the label of each input, or what is wrong with it; the others run all the same."""
-        asked = [self._question_or_error(given) for given in inputs]
+        """Returns the label of each input, or its error."""
+        asked = [self._question_or_error(one_input) for one_input in inputs]
         questions = [one for one in asked if not isinstance(one, Exception)]
-        found = iter(self._scorer.scores(questions))
+        probabilities = iter(self._scorer.scores(questions))
         return [
-            one if isinstance(one, Exception) else self.prompts[one.prompt].task.labels[int(next(found).argmax())]
+            one
+            if isinstance(one, Exception)
+            else self.prompts[one.prompt].task.labels[int(next(probabilities).argmax())]
             for one in asked
         ]
 
-    def _question_or_error(self, given: Any) -> Question | ConfigurationError:
+    def _question_or_error(self, one_input: Any) -> Question | ConfigurationError:
         try:
-            return self._question(given)
+            return self._question(one_input)
         except ConfigurationError as error:
             return error
 
-    def _question(self, given: Any) -> Question:
-        """Reads an input.
-
-        Raises:
-          ConfigurationError: it is none.
-        """
+    def _question(self, one_input: Any) -> Question:
+        """Parses an input."""
         from langchain_dpicl.backends.tuning.scoring import Question
 
-        said = {"text": public_text("input", given)} if isinstance(given, _CARRIERS) else given
-        if not isinstance(said, Mapping) or "text" not in said or not set(said) <= _KEYS:
-            found = sorted(map(str, said)) if isinstance(said, Mapping) else type(given).__name__
-            raise fail("input", 'a text, or a dict of "text", "pair" and "prompt"', found)
-        if strange := sorted(key for key, value in said.items() if not isinstance(value, str)):
+        fields = {"text": public_text("input", one_input)} if isinstance(one_input, _CARRIERS) else one_input
+        if not isinstance(fields, Mapping) or "text" not in fields or not set(fields) <= _KEYS:
+            actual = sorted(map(str, fields)) if isinstance(fields, Mapping) else type(one_input).__name__
+            raise fail("input", 'a text, or a dict of "text", "pair" and "prompt"', actual)
+        if strange := sorted(key for key, value in fields.items() if not isinstance(value, str)):
             raise fail("input", "texts", f"something else under {strange}")
-        name = said.get("prompt", self.default or "")
+        name = fields.get("prompt", self.default or "")
         if name not in self.prompts:
             raise fail("input", f'under "prompt" one of {sorted(self.prompts)}', name)
         task = self.prompts[name].task
-        if task.kind != "sequence_classification" and task.takes_pair != ("pair" in said):
-            raise fail("input", f'{"a" if task.takes_pair else "no"} "pair", as the template shows', sorted(said))
-        return Question(name, said["text"], said.get("pair"))
+        if task.kind != "sequence_classification" and task.takes_pair != ("pair" in fields):
+            raise fail("input", f'{"a" if task.takes_pair else "no"} "pair", as the template shows', sorted(fields))
+        return Question(name, fields["text"], fields.get("pair"))
 
 
 def _scorer(
@@ -207,13 +204,13 @@ def _scorer(
 ) -> LabelScorer:
     is_own = isinstance(model, str | os.PathLike)
     model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=kind)
-    from langchain_dpicl.backends.tuning.scoring import LabelScorer  # imports torch, which was looked for just now
+    from langchain_dpicl.backends.tuning.scoring import LabelScorer  # imports torch, which `load` has checked for
 
     return LabelScorer(model, tokenizer, kind=kind, batch_size=batch_size, is_own=is_own)
 
 
 def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Returns model and tokenizer, of an engine its own."""
+    """Returns model and tokenizer; for an engine, the engine's."""
     if not isinstance(model, HuggingFaceBackend):
         return model, tokenizer
     from langchain_dpicl.backends.tuning.serving import parts_of

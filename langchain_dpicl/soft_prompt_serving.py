@@ -1,7 +1,4 @@
-"""Released soft prompts on a local model that writes: an engine for `LocalLLM` and `ChatLocal`. For PUBLIC texts.
-
-Knows no record and no budget: a soft prompt was paid for when it was trained, and serving it is free.
-"""
+"""An engine that writes public text with released soft prompts on a local model."""
 
 from __future__ import annotations
 
@@ -23,28 +20,29 @@ from langchain_dpicl.soft_prompt import ARRAY, SoftPrompt
 Ints = NDArray[np.int64]
 
 _LEAST = 8
-"""Tokens of a private prompt, of which an engine that is made here reads none."""
+"""Room for private prompts of an engine that is built here, which reads none."""
 
 
 class SoftPromptBackend:
-    r"""A causal model with released soft prompts in front of what it reads, as an engine.
+    r"""An engine of a causal model with released soft prompts in front of its input. For PUBLIC texts; serving is free.
 
     `LocalLLM(backend=SoftPromptBackend(model, prompt))` streams, stops and samples as with any engine. A text is put
-    into the template of the prompt's task, as in training, and cut as in training. Several prompts share the model's
+    into the template of the prompt's task and cut, as in training. Several prompts share the model's
     weights: rows of one batch may have different ones, of either method and any length.
 
     Args:
       model: a `HuggingFaceBackend`, a model object, or a local folder with a model and its tokenizer.
       prompts: one prompt, or several by name.
       tokenizer: with a model object.
-      default: name of the prompt of rows that name none; None: the only one there is.
-      fills_template: whether a text is put into the template; None: if the template shows one text. Without it texts
-        are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
-      max_new_tokens: room that is made for what is written; it grows.
+      default: name of the prompt of rows that name none; None: the only prompt.
+      fills_template: whether a text is put into the template; None: if the template has one text field. If False,
+        texts are continued as they are, for instance behind `PromptTemplate.from_template(prompt.task.template)`.
+      max_new_tokens: initial room for generated tokens; it grows.
 
     Raises:
-      ConfigurationError: no such name, a prompt of another model, tokenizer or kind, or one with no room for a text.
-      CapabilityError: the model cannot be served so.
+      ConfigurationError: an unknown name, a prompt of another model, tokenizer or kind, or one that leaves no room for
+        a text.
+      CapabilityError: the model does not support soft prompts.
     """
 
     chat = False
@@ -89,28 +87,28 @@ class SoftPromptBackend:
 
     @property
     def name(self) -> str:
-        """Public name: the model's, and which prompt stands in front; caches of LangChain tell prompts apart by it."""
-        said = "no default" if self.default is None else self.prompts[self.default].fingerprint
-        return f"{self._base.name} ({said})"
+        """Public name: the model's and the default prompt's fingerprint, which keys LangChain's caches."""
+        prompt = "no default" if self.default is None else self.prompts[self.default].fingerprint
+        return f"{self._base.name} ({prompt})"
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Says which tokenizer this is; public."""
+        """Fingerprint of the tokenizer; public."""
         return self._base.tokenizer_fingerprint
 
     @property
     def context(self) -> int | None:
-        """Tokens that can be read and written behind the longest prompt; None: the model names no limit."""
+        """Tokens that fit behind the longest prompt; None: no known limit."""
         limit = self._room.limit
         return None if limit is None else limit - max(one.num_virtual_tokens for one in self.prompts.values())
 
     @property
     def eos(self) -> int:
-        """The end of the text."""
+        """The end-of-text token."""
         return self._base.eos
 
     def vocabulary(self) -> Sequence[int]:
-        """Returns the ids that can follow."""
+        """Returns all token ids."""
         return self._base.vocabulary()
 
     def encode(self, text: str) -> list[int]:
@@ -146,10 +144,10 @@ class SoftPromptBackend:
         return self._base.decode(tokens)
 
     def ends_in_space(self, text: str, name: str | None = None) -> bool:
-        """Whether what the model reads ends in a space; it is left out, as words start with one.
+        """Whether the model's input ends in a space, which is left out, because tokens of words start with one.
 
         Args:
-          text: as a caller gives it.
+          text: as the caller passes it.
           name: one of the prompts; None: the default.
         """
         if not self.fills_template:
@@ -169,18 +167,18 @@ class SoftPromptBackend:
     ) -> Iterator[tuple[Ints, Rows]]:
         """Yields the next token of every row int64[rows] and the rows float64[rows, ids] it was taken from.
 
-        For PUBLIC prompts; it ends where the model's context does, and otherwise never.
+        For PUBLIC prompts; it ends only at the end of the model's context.
 
         Args:
           prompts: texts, or ids that are continued as they are.
           temperature: 0 takes the likeliest token.
-          top_k: takes one of this many likeliest tokens.
-          top_p: takes one of the likeliest tokens that together have this probability.
-          rng: coins of the sampling, which protect nobody; None for fresh ones.
+          top_k: samples among this many likeliest tokens.
+          top_p: samples among the likeliest tokens that together have this probability.
+          rng: random generator of the sampling, which protects nothing; None for a fresh one.
           names: the soft prompt of each row; None: the default.
 
         Raises:
-          ConfigurationError: a number is out of range, or no prompt has a name that is given.
+          ConfigurationError: a number is out of range, or a name is unknown.
         """
         if names is not None and len(names) != len(prompts):
             raise fail("names", f"one for each of {len(prompts)} prompts", len(names))
@@ -199,18 +197,18 @@ class SoftPromptBackend:
         rng: Generator | None = None,
         names: Sequence[str | None] | None = None,
     ) -> list[str]:
-        """Returns one completion per PUBLIC prompt, all of them one batch: until EOS, `max_tokens` or a stop string.
+        """Returns one completion per PUBLIC prompt, in one batch: until EOS, `max_tokens` or a stop string.
 
         Args:
           prompts: texts.
-          max_tokens: most tokens of a completion.
-          stop: strings that end a completion, wherever they lie between tokens.
+          max_tokens: maximum of tokens of a completion.
+          stop: strings that end a completion, also across tokens.
           temperature: 0 takes the likeliest token.
-          rng: coins of the sampling.
+          rng: random generator of the sampling.
           names: the soft prompt of each row; None: the default.
 
         Raises:
-          ConfigurationError: a number is out of range, or no prompt has a name that is given.
+          ConfigurationError: a number is out of range, or a name is unknown.
         """
         check_int("max_tokens", max_tokens, low=1)
         words = [word for word in stop if word]
@@ -235,20 +233,20 @@ class SoftPromptBackend:
         return f"SoftPromptBackend({self._base.name!r}, prompts={sorted(self.prompts)}, default={self.default!r})"
 
     def _known(self, name: str | None) -> str:
-        found = self.default if name is None else name
-        if found is None or found not in self.prompts:
+        chosen = self.default if name is None else name
+        if chosen is None or chosen not in self.prompts:
             raise fail("names", f"one of {sorted(self.prompts)}", name, "Or give the engine a default.")
-        return found
+        return chosen
 
     def _ids(self, prompt: str | Sequence[int], name: str) -> list[int]:
-        """Returns what a row reads behind its soft prompt."""
+        """Returns the ids of a row behind its soft prompt."""
         used = self.prompts[name].num_virtual_tokens
         cap = None if self._room.limit is None else max(self._room.limit - used - self.max_new_tokens, 1)
         return self._room.ids(prompt, name if self.fills_template else None, cap=cap)
 
 
 class _Room:
-    """What runs the model; imports torch."""
+    """Runs the model; imports torch."""
 
     def __init__(self, base: HuggingFaceBackend, prompts: Mapping[str, SoftPrompt]) -> None:
         from langchain_dpicl.backends.hf.prompts import Prompts
@@ -276,7 +274,7 @@ class _Room:
                 raise fail(f"prompt {name!r}", f"fewer virtual tokens than the model's context, {self.limit}", count)
 
     def ids(self, prompt: str | Sequence[int], name: str | None, *, cap: int | None) -> list[int]:
-        """Returns the ids of a text, put into the template of the named prompt's task if there is one."""
+        """Returns the ids of a text, put into the template of the named prompt's task if `name` is given."""
         from langchain_dpicl.backends.hf.prompts import cut_middle
 
         if not isinstance(prompt, str):
@@ -293,7 +291,7 @@ class _Room:
     def generated(
         self, rows: list[list[int]], names: list[str], taste: tuple[Any, ...], *, room: int
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Is `generate`, on ids."""
+        """`generate` on token ids."""
         from langchain_dpicl.backends.hf import completion, sampling
         from langchain_dpicl.backends.hf.batches import Shape
         from langchain_dpicl.backends.tuning.serving import PromptedBatch
@@ -302,32 +300,28 @@ class _Room:
         if not rows:
             return completion.generated(self._engine, [], drawn, room=room)
         used = max(len(row) + self._counts[name] for row, name in zip(rows, names, strict=True))
-        left = 1 << 30 if self.limit is None else self.limit - used
-        shape = Shape(len(rows), max(map(len, rows)), min(room, left), is_fast=True)
+        remaining = 1 << 30 if self.limit is None else self.limit - used
+        shape = Shape(len(rows), max(map(len, rows)), min(room, remaining), is_fast=True)
 
         def anew() -> PromptedBatch:
             return PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
 
-        return completion.grown(self._engine, anew, rows, drawn, left=left)
+        return completion.grown(self._engine, anew, rows, drawn, left=remaining)
 
 
 def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:
-    """Returns prompts by name; a single one is called "default".
-
-    Raises:
-      ConfigurationError: none, or something else.
-    """
-    found = {"default": prompts} if isinstance(prompts, SoftPrompt) else prompts
-    is_named = isinstance(found, Mapping) and all(
-        isinstance(name, str) and name and isinstance(prompt, SoftPrompt) for name, prompt in found.items()
+    """Returns prompts by name; a single one is called "default"."""
+    by_name = {"default": prompts} if isinstance(prompts, SoftPrompt) else prompts
+    is_named = isinstance(by_name, Mapping) and all(
+        isinstance(name, str) and name and isinstance(prompt, SoftPrompt) for name, prompt in by_name.items()
     )
-    if not is_named or not found:
+    if not is_named or not by_name:
         raise fail("prompts", "a SoftPrompt, or several by name", type(prompts).__name__)
-    return MappingProxyType(dict(found))
+    return MappingProxyType(dict(by_name))
 
 
 def default_name(prompts: Mapping[str, SoftPrompt], asked: str | None) -> str | None:
-    """Returns the name of the prompt that is used where none is named."""
+    """Returns the name of the default prompt, or None."""
     if asked is not None and asked not in prompts:
         raise fail("default", f"one of {sorted(prompts)}", asked)
     return next(iter(prompts)) if asked is None and len(prompts) == 1 else asked
@@ -358,16 +352,12 @@ def check_tokenizer(name: str, prompt: SoftPrompt, fingerprint: str) -> None:
 
 
 def check_weights(name: str, prompt: SoftPrompt, fingerprint: str) -> None:
-    """Refuses a prompt that was trained on other weights, as far as two fingerprints of one form tell it.
-
-    Raises:
-      ConfigurationError: they differ.
-    """
+    """Refuses a prompt that was trained on other weights, if both fingerprints are of the same form."""
     known = prompt.base.get("weights", "")
     are_comparable = known.partition(":")[0] == fingerprint.partition(":")[0]
     if are_comparable and known != fingerprint:
         raise ConfigurationError(
             f"prompt {name!r}: expected the weights that it was trained on (those of {prompt.base['name']!r}, "
-            f"fingerprint {known}), found {fingerprint}; pass that very model. Parts that a folder lacks are made at "
-            "random whenever it is read: save such a model with save_pretrained, and train and serve from there."
+            f"fingerprint {known}), found {fingerprint}; pass the same model. Parts that a folder lacks are "
+            "initialised at random on each load: save such a model with save_pretrained, and use that folder."
         )

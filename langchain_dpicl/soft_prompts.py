@@ -1,8 +1,4 @@
-"""PromptDPSGD: trains soft prompts and prefixes of local models under differential privacy (Duan et al. 2023).
-
-Plans and declares; the run itself is `training_run`. Knows fields, tasks and plans; records, gradients, sums and noise
-are the curator's. Needs the extra `hf`, which is imported when a model is given.
-"""
+"""PromptDPSGD: plans and declares private training of soft prompts and prefixes (Duan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -30,18 +26,18 @@ from langchain_dpicl.training_planning import STEP_TEMPLATE, TrainingPlan, plan_
 from langchain_dpicl.training_run import TrainingRun
 
 _BLOCKS = 20
-"""Reservations of a run without a given `reserve_steps`."""
+"""Number of reservations of a run, by default."""
 
 
 @tells_how_to_build("PromptDPSGD(model, ...).train(private, budget=..., epsilon=..., expected_batch_size=..., ...)")
 class PromptDPSGD:
-    r"""Trains the numbers of a prompt on private examples; the model stays frozen, to the byte.
+    r"""Trains the numbers of a prompt on private examples; the model's weights are not changed.
 
     Formal guarantees:
       - A step is the noisy sum of the gradients of a fresh secret Poisson sample, each unit's examples combined first
         and clipped once to `l2_clip_norm`; all steps together are (epsilon, delta)-DP for one unit.
-      - The noise is that of `privacy.randomness`: no seed of torch or numpy has a part in it.
-      - The prompt is divided by public numbers only, and lies on a public grid.
+      - The noise comes from `privacy.randomness`; seeds of torch or numpy have no effect on it.
+      - Sums are divided by public numbers only, and the weights lie on a public grid.
 
     The paper (RoBERTa-base, batch 1,024): learning rates 5e-3 to 5e-2, clips of .01 to 4 (mostly .05 to .2), 10 to 100
     epochs, 1 to 50 virtual tokens, epsilon 3 and 8.
@@ -51,22 +47,22 @@ class PromptDPSGD:
         private texts, on this machine.
       tokenizer: its tokenizer, or the path of one; by default that of the model's path.
       method: "soft_prompt" (embeddings in front of the text) or "prefix" (keys and values at every layer).
-      num_virtual_tokens: positions that the prompt takes.
-      task: how texts are put to the model, and what the answers are; or give the next seven.
+      num_virtual_tokens: length of the prompt.
+      task: template and answers; or pass the next five arguments.
       template: see `PromptTask`; by default `{text}\nLabel:` of a causal model, `{text} {mask}` of a masked one.
-      labels: the answers; of a classification head, in the order of its outputs. Without labels a causal model learns
-        to write texts.
+      labels: the answers; for a classification head, in the order of its outputs. Without labels a causal model
+        learns to write texts.
       verbalizers: label to the one token that stands for it; by default the label behind a space.
       max_input_tokens: length that every input is padded or cut to.
-      max_target_tokens: most tokens of a text that is learnt to be written.
-      reparameterize: width of the network that the prompt is made with while it is trained (P-tuning v2); None: none.
+      max_target_tokens: maximum of tokens of a text that the prompt learns to write.
+      reparameterize: width of the network that computes the prompt in training (P-tuning v2); None: no network.
       init_text: public text that the prompt starts from; None: at random.
-      micro_batch: examples that are worked on at once; moves no result.
-      device: where the model is put; None: where it is.
-      dtype: weights of a model that is read from a path.
+      micro_batch: examples per backward pass; has no effect on results.
+      device: device of the model; None: unchanged.
+      dtype: type of the weights of a model that is loaded from a path.
 
     Raises:
-      ConfigurationError: a public fault, or the extra `hf` is not installed.
+      ConfigurationError: a public argument is invalid, or the extra `hf` is not installed.
 
     Source: Duan et al. (2023), Flocks of Stochastic Parrots, Algorithm 1; docs/soft-prompts.md.
     """
@@ -91,7 +87,7 @@ class PromptDPSGD:
         dtype: str | None = None,
     ) -> None:
         if not isinstance(init_text, str | None):
-            raise fail("init_text", "public text, or None to start at random", type(init_text).__name__)
+            raise fail("init_text", "public text, or None for a random start", type(init_text).__name__)
         self.init_text = init_text
         self.engine: Any = engine_of(
             model,
@@ -112,7 +108,7 @@ class PromptDPSGD:
 
     @property
     def task(self) -> PromptTask:
-        """How texts are put to the model, and what the answers are."""
+        """Template and answers of the task."""
         task: PromptTask = self.engine.task
         return task
 
@@ -129,16 +125,16 @@ class PromptDPSGD:
         noise_multiplier: float | None = None,
         adjacency: Adjacency = "add_remove",
     ) -> TrainingPlan:
-        """Returns what a run would charge and how loud its noise would be; spends and binds nothing.
+        """Returns the charge and the noise of a run; spends and binds nothing.
 
         Args:
           private: the examples, or their declared number of units.
-          epsilon: this and what follows are as for `prepare`.
+          epsilon: this and the following as for `prepare`.
           delta: the share's delta.
           expected_batch_size: expected units of one step.
           steps: training steps, or give `epochs`.
-          epochs: how often a unit is expected to be in a sample.
-          l2_clip_norm: the length that no unit's gradient exceeds.
+          epochs: expected number of samples that contain a unit.
+          l2_clip_norm: bound on the L2 norm of a unit's gradient.
           noise_multiplier: noise over the sensitivity, instead of calibrating.
           adjacency: the budget's.
 
@@ -190,7 +186,7 @@ class PromptDPSGD:
         checkpoint: str | os.PathLike[str] | None = None,
         reserve_steps: int | None = None,
     ) -> TrainingRun:
-        """Plans the noise, declares the share and returns a run that has not spent anything yet.
+        """Plans the noise, declares the share and returns a run; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
@@ -198,14 +194,14 @@ class PromptDPSGD:
           private: the examples; bound to the budget's ledger here.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
-          epsilon: this run's share of the budget (its noise is calibrated to it). Where the noise is given, the whole
-            share is charged all the same; without it, what the plan costs at `delta`.
+          epsilon: this run's share of the budget (its noise is calibrated to it). With a given noise the whole
+            share is charged too; without `epsilon`, the cost of the plan at `delta`.
           delta: the share's delta; by default in proportion to epsilon.
-          expected_batch_size: expected units of one step (the paper: 1,024); each is drawn by a coin of its own, so the
-            number that is drawn is secret.
+          expected_batch_size: expected units of one step (the paper: 1,024); each is drawn independently, so the
+            number drawn is secret.
           steps: training steps, or give `epochs`.
-          epochs: how often a unit is expected to be in a sample (the paper: 10 to 100).
-          l2_clip_norm: the length that no unit's gradient exceeds (the paper: .01 to 4, mostly .05 to .2).
+          epochs: expected number of samples that contain a unit (the paper: 10 to 100).
+          l2_clip_norm: bound on the L2 norm of a unit's gradient (the paper: .01 to 4, mostly .05 to .2).
           noise_multiplier: noise over the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           learning_rate: size of a step (the paper: 5e-3 to 5e-2).
           optimizer: "adam" or "sgd".
@@ -213,25 +209,26 @@ class PromptDPSGD:
           text_key: field of the input; by default the examples' text.
           target_key: field of the answer; by default the examples' label.
           pair_key: field of the second input, if there is one.
-          validation: PUBLIC records with the same fields, whose loss is shown on the way. It is the only loss that is.
-          validate_every: steps between two looks at them; by default about twenty looks in all.
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          checkpoint: file that holds the released weights of each step before its ticket is committed. If it exists,
-            the run goes on from it: on the same ledger, plan and model only, with the tickets that are left.
-          reserve_steps: most tickets that are reserved at a time, and so most steps that are lost if the process is
-            killed; each reservation is one more durable write of the ledger. None: a twentieth of the steps, at
+          validation: PUBLIC records with the same fields. Their loss is the only one that is shown.
+          validate_every: steps between two validations; by default about twenty validations per run.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          checkpoint: file that stores the released weights of each step before its ticket is committed. If it exists,
+            the run continues from it, with the same ledger, plan and model only, and the remaining tickets.
+          reserve_steps: maximum of tickets reserved at a time, and so of steps lost if the process is killed;
+            each reservation is a durable write of the ledger. None: a twentieth of the steps, at
             least 1.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          ModelCallError: the model fails on made-up text, has no numbers, or needs more memory; nothing was charged.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          ModelCallError: the model fails on synthetic text, returns non-finite numbers, or needs more memory; nothing
+            was charged.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
 
-        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md says what differs, and why.
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md lists the differences.
         """
         spender = resolve_budget(budget, config)
         if not isinstance(private, PrivateExamples):
-            advice = "Without privacy, and loudly so: soft_prompt_without_privacy."
+            advice = "To train without privacy, use soft_prompt_without_privacy."
             raise fail("private", "PrivateExamples", type(private).__name__, advice)
         fields = ExampleFields.of(private, self.task, text_key=text_key, target_key=target_key, pair_key=pair_key)
         plan = self.plan(
@@ -251,16 +248,16 @@ class PromptDPSGD:
         rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
         public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
         path = checked_path(checkpoint)
-        kept = None if path is None or not path.exists() else Checkpoint.load(path)
+        stored = None if path is None or not path.exists() else Checkpoint.load(path)
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
-        name = _name(spender, component, kept)
-        if kept is not None:
-            kept.check_is_of(component=name, public=public, **terms)
-            kept.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
+        name = _name(spender, component, stored)
+        if stored is not None:
+            stored.check_is_of(component=name, public=public, **terms)
+            stored.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
         looks = Validation.of(fields, validation, labels=self.task.labels, every=validate_every, steps=plan.steps)
-        state = rule.start(self.engine.initial(self.init_text)) if kept is None else kept.state
+        state = rule.start(self.engine.initial(self.init_text)) if stored is None else stored.state
         if failure := AskCheck(self.engine, state.weights).run():
-            raise failure  # what can fail without a record fails before anything is bound or paid for
+            raise failure  # a failure that does not depend on records is found before anything is bound or charged
         share = declare_share(
             private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[self.engine]
         )
@@ -278,11 +275,11 @@ class PromptDPSGD:
             public=public,
             checkpoint=path,
             reserve_steps=block,
-            is_resumed=kept is not None,
+            is_resumed=stored is not None,
         )
 
     async def aprepare(self, private: PrivateExamples, **options: Any) -> TrainingRun:
-        """Is `prepare`, awaitable: it works in a thread, and tells of refusals on the caller's loop."""
+        """Async version of `prepare`: runs in a thread, and reports refusals on the caller's loop."""
         prepare: Callable[..., TrainingRun] = inspect.unwrap(PromptDPSGD.prepare)
         async with RunEvents("PromptDPSGD", budget=options.get("budget"), config=options.get("config")):
             return await asyncio.to_thread(prepare, self, private, **options)
@@ -291,18 +288,18 @@ class PromptDPSGD:
         """Prepares a run and runs it; options as for `prepare`, errors as there and as for `TrainingRun.run`.
 
         Args:
-          private: the examples; bound to the budget here.
+          private: the examples; bound to the budget's ledger here.
           progress: True shows a bar, False hides it, None shows it on a terminal only.
           options: as for `prepare`.
         """
         return self.prepare(private, **options).run(progress=progress)
 
     async def atrain(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
-        """Is `train`, awaitable."""
+        """Async version of `train`."""
         return await (await self.aprepare(private, **options)).arun(progress=progress)
 
     def _public(self) -> dict[str, Any]:
-        """Returns what is trained, as JSON values."""
+        """Returns model, method and task as JSON values."""
         engine = self.engine
         base = base_of(engine)
         return {
@@ -321,19 +318,15 @@ class PromptDPSGD:
         return f"PromptDPSGD({engine.name!r}, method={engine.method!r}, num_virtual_tokens={engine.num_virtual_tokens})"
 
 
-def _name(budget: Budget, component: str | None, kept: Checkpoint | None) -> str:
-    """Returns the component's name: what is given, or the checkpoint's, or a fresh one."""
+def _name(budget: Budget, component: str | None, stored: Checkpoint | None) -> str:
+    """Returns the component's name: the given one, the checkpoint's, or a fresh one."""
     if component is not None:
         return component
-    return budget.fresh_name("soft-prompt") if kept is None else kept.component
+    return budget.fresh_name("soft-prompt") if stored is None else stored.component
 
 
 def _check_paid(step: int, *, used: int) -> None:
-    """Refuses weights of a checkpoint that the share has not paid for.
-
-    Raises:
-      ConfigurationError: they have had more steps than tickets of the share were used for.
-    """
+    """Refuses a checkpoint with more steps than the share has paid for."""
     if step > used:
         expected = f"at most the {used} steps that this component has paid for on this ledger"
-        raise fail("checkpoint", expected, step, "Give the component that paid, or take another file.")
+        raise fail("checkpoint", expected, step, "Pass the component that paid, or another file.")

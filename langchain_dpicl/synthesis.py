@@ -1,7 +1,4 @@
-"""Token-by-token generation of demonstrations (Tang et al. 2023, Algorithm 1), on the corridor of `curator.py`.
-
-Knows wording, public vocabularies and stop rules; never sees a private record, a row or a sum.
-"""
+"""DemonstrationSynthesizer: generates demonstrations token by token (Tang et al. 2023, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from langchain_dpicl._constructing import tells_how_to_build
+from langchain_dpicl._progress import new_bar, tick
 from langchain_dpicl._work_demonstrations import DemonstrationWork, DraftJob
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.walk import Walk
@@ -21,7 +19,7 @@ from langchain_dpicl.declaring import declare_share, share_of_delta
 from langchain_dpicl.decoding import Decoding
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.executors import Elsewhere
-from langchain_dpicl.generating import Generation, new_bar
+from langchain_dpicl.generating import Generation
 from langchain_dpicl.grammars import Grammar
 from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation, template_name
 from langchain_dpicl.privacy._validate import fail
@@ -39,7 +37,7 @@ from langchain_dpicl.writing import DEFAULT_STOP, Draft, Held, Script, check_tex
 
 @tells_how_to_build()
 class DemonstrationSynthesizer(Generation[Draft]):
-    """Generates differentially private demonstrations, once, for use for ever.
+    """Generates differentially private demonstrations once; they can be used without limit.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of indices released under `plan`, whose event is charged
@@ -47,7 +45,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
       - Stopping (EOS, stop strings, length) looks at released tokens only.
 
     Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
-    LangChain run, observers hear `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
+    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
     """
 
     _noun = "synthesizer"
@@ -109,7 +107,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         component: str | None = None,
         executor: ExecutorLike = None,
     ) -> DemonstrationSynthesizer:
-        """Plans the noise, declares the share and returns a synthesizer that has not spent anything yet.
+        """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
@@ -131,38 +129,39 @@ class DemonstrationSynthesizer(Generation[Draft]):
           max_label_tokens: cap of a generated open label, in tokens.
           shots_per_label: demonstrations per label; their costs compose.
           max_tokens: cap of a demonstration's text, in tokens.
-          grammar: what a text may be, for instance `Grammar.json_schema(...)`; what it forces is written for free.
+          grammar: constrains the texts, for instance `Grammar.json_schema(...)`; tokens that it forces cost nothing.
           mechanism: "gumbel", "gaussian" or "permute_and_flip" on next-token probabilities; "recentered_clip",
             "difference_clip" or "clip_and_blend" on logits, from a model that shows its whole vocabulary.
-          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: what temperature and noise
-            leave. With `temperature` it decides the noise.
+          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: computed from temperature
+            and noise. With `temperature` it determines the noise.
           blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
-          center: "max" (default) or "none": what is taken off a row's logits ("clip_and_blend").
+          center: "max" (default) or "none": what is subtracted from a row's logits ("clip_and_blend").
           free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
             and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
-          private_tokens: with `free_tokens`, most private tokens per sample; what follows is public.
+          private_tokens: with `free_tokens`, the maximum of private tokens per sample; later tokens are public.
           rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", "disjoint" (one secret deal per label: each demonstration reads a batch of its own, for
-            the whole of it), or "fixed" (balanced partition; `replace_one` without labels only).
+          sampling: "poisson", "disjoint" (one secret partition per label: each demonstration reads its own batch for
+            all of its tokens), or "fixed" (balanced partition; `replace_one` without labels only).
           overfill: expected units per shot of a slot.
-          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, which is all that
-            "disjoint" has. None: 1 otherwise.
+          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, the only value for
+            "disjoint". None: 1 otherwise.
           public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
             shows how many); None: the whole vocabulary.
-          stop: strings that end a field; by default a line break, or nothing where a grammar says what a text is.
+          stop: strings that end a field; by default a line break, or nothing with a grammar.
           temperature: of the released token's softmax (logit mechanisms; 1 by default); for "gaussian", sampling
             temperature on the noised vector, 0 (default) takes the largest.
-          top_k: sample among so many noised candidates (mechanism "gaussian" only).
+          top_k: sample among this many noised candidates (mechanism "gaussian" only).
           top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
-          component: name in the ledger; the same name and plan find the same share, with the tickets it has left.
-          executor: a `RayExecutor`, or "ray": demonstrations are written by workers, each with records, model and
-            ledger of its own, and what they released under this `component` is found again. None: here.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
+            and ledger connection; demonstrations that they released under this `component` are reused. None: this
+            process.
 
         Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
 
         Source: Tang et al. (2023), Algorithm 1.
         """
@@ -232,24 +231,25 @@ class DemonstrationSynthesizer(Generation[Draft]):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _give_back(self, draft: Draft, events: RunEvents) -> None:
-        for held in (held for tickets in draft.tickets.values() for held in tickets):
-            if held.reservation is not None and held.reservation.refundable and held.reservation.unburnt:
-                back = held.reservation.give_back()
-                held.owed, held.reservation = (0 if draft.done else back), None
+        for block in (block for tickets in draft.tickets.values() for block in tickets):
+            if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
+                back = block.reservation.give_back()
+                block.owed, block.reservation = (0 if draft.done else back), None
                 events.tickets -= back
 
     def _make(self, draft: Draft, bar: Any, events: RunEvents) -> Walk[None]:
         self._reserve(draft, events)
-        yield from write_draft(self._script, draft, self._open, lambda: self._tick(bar))
+        yield from write_draft(self._script, draft, self._open, lambda: tick(bar))
         if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
             self._deals.finish(draft.label)
 
     def _job(self, draft: Draft) -> DraftJob:
         return draft.label, draft.number
 
-    def _take(self, draft: Draft, told: dict[str, str], bar: Any) -> None:
-        draft.values, draft.done = dict(told), True
-        self._tick(bar, sum(segment.max_tokens for segment in self._script.segments))
+    def _take(self, draft: Draft, values: dict[str, str], bar: Any) -> None:
+        draft.values, draft.done = dict(values), True
+        for _ in range(self._tokens_per_draft):
+            tick(bar)
 
     def _reserve(self, draft: Draft, events: RunEvents) -> None:
         """Reserves every ticket that one demonstration still needs, before its first private call."""
@@ -266,12 +266,12 @@ class DemonstrationSynthesizer(Generation[Draft]):
                 tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
             return
         for number, tickets in draft.tickets.items():
-            for held in tickets:
-                if held.owed and held.reservation is None:
-                    template = template_name(segments[number].name, held.length)
-                    held.reservation = self._share.reserve(template, label=draft.label, count=held.owed)
-                    events.tickets += held.owed
-                    held.owed = 0
+            for block in tickets:
+                if block.owed and block.reservation is None:
+                    template = template_name(segments[number].name, block.length)
+                    block.reservation = self._share.reserve(template, label=draft.label, count=block.owed)
+                    events.tickets += block.owed
+                    block.owed = 0
 
     def _open(
         self, draft: Draft, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
@@ -312,9 +312,12 @@ class DemonstrationSynthesizer(Generation[Draft]):
     def _shown_plan(self) -> dict[str, Any]:
         return {**self.plan.to_dict(), **self._script.to_dict()}
 
-    def _new_bar(self, hidden: bool | None) -> Any:
-        per_demo = sum(segment.max_tokens for segment in self._script.segments)
-        return new_bar(per_demo * len(self._items), "token", "private generation", hidden=hidden)
+    @property
+    def _tokens_per_draft(self) -> int:
+        return sum(segment.max_tokens for segment in self._script.segments)
+
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(self._tokens_per_draft * len(self._items), "token", "private generation", progress=progress)
 
     def _show(self, bar: Any) -> None:
         with suppress(OSError, ValueError):
@@ -327,12 +330,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
 def _elsewhere(
     executor: ExecutorLike, budget: Budget, script: Script, plan: GenerationPlan, **paid: Any
 ) -> Elsewhere | None:
-    """Returns the workers and what they are told; None: demonstrations are written here.
-
-    Raises:
-      ConfigurationError: a deal that stays in one process.
-      LedgerError: a ledger that workers cannot reach.
-    """
+    """Returns the remote execution, or None without an executor."""
     workers = as_executor(executor)
     if workers is None:
         return None
@@ -349,7 +347,7 @@ def public_sizes(private: PrivateExamples) -> dict[str | None, int]:
 def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] | None) -> str | None:
     if key is None:
         if labels is not None:
-            raise fail("open_labels", "open_label_key with it", labels)
+            raise fail("open_labels", "None without open_label_key", labels)
         return private.label_key
     if private.label_key is not None or key not in private.fields:
         msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
@@ -362,7 +360,7 @@ def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] 
 def _rules(
     mechanism: str, temperature: float | None, options: dict[str, Any], *, top_k: int | None, top_p: float
 ) -> tuple[TokenRule, Decoding]:
-    """Returns how a token is released, and read off a noised vector; `temperature` belongs to one of the two."""
+    """Returns the token rule and the decoding; `temperature` goes to the one of them that the mechanism uses."""
     is_logit = mechanism in LOGIT_MECHANISMS
     rule = TokenRule(mechanism, temperature=temperature if is_logit else None, **options)
     decoding = Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)

@@ -1,9 +1,4 @@
-"""How one token is released: the mechanisms of generation by name, and what clip, temperature and noise mean together.
-
-Knows public numbers only. A token of the logit mechanisms is drawn with probability proportional to
-exp(score / temperature), which is Gumbel noise of that scale: the temperature is the noise multiplier times the range
-by which one row moves the score, so of clip, temperature and noise two decide the third.
-"""
+"""Maps a generation mechanism's name and parameters to the release plan of one token."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ TOKEN_MECHANISMS: tuple[str, ...] = (*MECHANISMS, *LOGIT_MECHANISMS)
 """Every mechanism that releases tokens, the default first."""
 DEFAULT_TEMPERATURE = 1.0
 TEST_SHARE = 0.25
-"""What a run of the test for free tokens costs, over what the private token costs that ends it (both in zCDP)."""
+"""Cost of one run of the test for free tokens, relative to the private token that ends it (both in zCDP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +38,14 @@ class TokenRule:
 
     Attributes:
       mechanism: one of `TOKEN_MECHANISMS`.
-      clip: largest magnitude of a (centred) logit or difference; None: what temperature and noise leave.
-      temperature: of the released token's softmax; None: 1, or what clip and noise make of it where a clip is given.
+      clip: largest magnitude of a (centred) logit or difference; None: computed from temperature and noise.
+      temperature: of the released token's softmax; None: 1, or with `clip` computed from clip and noise.
       blend_weight: share of the private rows in the score, for "clip_and_blend"; None: one half.
-      center: what is taken off a row before it is clipped: "max" or "none" for "clip_and_blend"; fixed for the others.
+      center: what is subtracted from a row before clipping: "max" or "none" for "clip_and_blend"; fixed for the others.
       free_tokens: share of the rows in (0, 1): where the total variation between the mean of the rows' next-token
         distributions and the public one is (noisily) below it, the token is drawn from the public one and costs
         nothing. None: every token is private.
       private_tokens: with `free_tokens`, how many tokens of a sample may be private; the rest is public.
-
-    Raises:
-      ConfigurationError: a parameter out of range, or of another mechanism.
 
     Source: Bhusal et al. (2025); InvisibleInk (2025); docs/proofs/logit-sums.md.
     """
@@ -68,11 +60,11 @@ class TokenRule:
 
     def __post_init__(self) -> None:
         check_choice("mechanism", self.mechanism, TOKEN_MECHANISMS)
-        given = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
-        given |= {"free_tokens": self.free_tokens, "private_tokens": self.private_tokens}
+        options = {"clip": self.clip, "blend_weight": self.blend_weight, "center": self.center}
+        options |= {"free_tokens": self.free_tokens, "private_tokens": self.private_tokens}
         if not self.is_logit:
-            given["temperature"] = self.temperature
-            _refuse(given, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
+            options["temperature"] = self.temperature
+            _refuse(options, f"None with mechanism={self.mechanism!r} (they belong to {', '.join(LOGIT_MECHANISMS)})")
             return
         if self.mechanism != "clip_and_blend":
             blend = {"blend_weight": self.blend_weight, "center": self.center}
@@ -110,15 +102,7 @@ class TokenRule:
         adjacency: Adjacency = "add_remove",
         redraw_every: int = 1,
     ) -> ReleasePlan:
-        """Returns how a token is released at this noise.
-
-        Args:
-          sampler: draws the rows.
-          num_rows: what means are divided by: slots, or the public expected number of unit rows.
-          noise_multiplier: noise scale over sensitivity; ignored where the rule fixes it.
-          adjacency: neighbouring relation.
-          redraw_every: tokens per secret sample.
-        """
+        """Returns the plan of one token at this noise; `num_rows` is what means are divided by."""
         if not self.is_logit:
             return release_plan(
                 sampler,
@@ -192,7 +176,7 @@ def public_margin(plan: ReleasePlan) -> float:
     return 2.0 * aggregation.clip / aggregation.num_slots if isinstance(aggregation, ClippedDifferenceMean) else 0.0
 
 
-def _refuse(given: dict[str, Any], expected: str) -> None:
-    wrong = [name for name, value in given.items() if value is not None]
+def _refuse(options: dict[str, Any], expected: str) -> None:
+    wrong = [name for name, value in options.items() if value is not None]
     if wrong:
-        raise fail(", ".join(wrong), expected, [given[name] for name in wrong])
+        raise fail(", ".join(wrong), expected, [options[name] for name in wrong])

@@ -1,7 +1,4 @@
-"""Plans of private training: calibrates or prices the noise of its steps. Knows public numbers only.
-
-Never sees a record, a gradient or a model.
-"""
+"""Plans, calibrates and prices private training."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class TrainingCost:
 
     Attributes:
       gradients: gradients of single examples, each one forward and one backward pass.
-      tokens: what those passes read, every example padded or cut to its cap.
+      tokens: tokens of those passes, every example padded or cut to its cap.
     """
 
     gradients: int
@@ -44,18 +41,18 @@ class TrainingCost:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Everything public about `steps` training steps: what will run, what it is charged, and how loud its noise is.
+    """The public plan of `steps` training steps: the release, its tickets and its noise.
 
     Formal guarantees:
-      - `tickets()` hold `steps` tickets of `release.block_event(1)`: a fresh secret Poisson sample for each step.
+      - `tickets()` are `steps` tickets of `release.block_event(1)`: a fresh secret Poisson sample for each step.
       - All of them together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
 
     Attributes:
       release: sampling, clipping, noise and adjacency of one step.
-      steps: training steps that the share pays for.
-      width: trained parameters.
+      steps: number of training steps.
+      width: number of trained parameters.
       public_size: declared units.
-      expected_batch_size: expected units of one step; what their gradients are averaged over, whatever was drawn.
+      expected_batch_size: expected units of one step; sums of gradients are divided by it, not by the drawn number.
       partition: the `dataset_id` of the examples.
       epsilon: upper bound of all steps together at `delta`.
       delta: the share's delta, the declared gap of the noise included.
@@ -72,7 +69,7 @@ class TrainingPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Deviation of the noise over the L2 sensitivity of the sum."""
+        """Standard deviation of the noise over the L2 sensitivity of the sum."""
         return self.release.mechanism.noise_multiplier
 
     @property
@@ -82,27 +79,27 @@ class TrainingPlan:
 
     @property
     def l2_clip_norm(self) -> float:
-        """The length that no unit's gradient exceeds."""
+        """Bound on the L2 norm of a unit's gradient."""
         return _clip_of(self.release)
 
     @property
     def average_factor(self) -> float:
-        """What a released sum is multiplied by to be the average gradient of a step: clip over expected batch size."""
+        """Factor from a released sum to the average gradient of a step: clip over expected batch size."""
         return self.l2_clip_norm / self.expected_batch_size
 
     @property
     def noise_scale(self) -> float:
-        """Deviation of the noise on each coordinate of the average gradient."""
+        """Standard deviation of the noise on each coordinate of the average gradient."""
         return self.noise_multiplier * self.release.sensitivity.require("l2") * self.average_factor
 
     @property
     def noise_to_clip(self) -> float:
-        """Expected length of the noise on the average gradient, over the length that no average gradient exceeds."""
+        """Expected L2 norm of the noise on the average gradient, over the clip norm."""
         return self.noise_scale * math.sqrt(self.width) / self.l2_clip_norm
 
     @property
     def epochs(self) -> float:
-        """How often a unit is expected to be in a sample."""
+        """Expected number of samples that contain a unit."""
         return self.steps * self.expected_batch_size / self.public_size
 
     @property
@@ -111,7 +108,7 @@ class TrainingPlan:
         return self.release.implementation_delta(self.steps, width=self.width)
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share: one per step; an unburnt one can be handed back."""
+        """Returns the tickets of the share: one per step, refundable while unburnt."""
         return training_tickets(self.release, self.steps)
 
     def event(self) -> Event:
@@ -119,18 +116,13 @@ class TrainingPlan:
         return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(self, *, record_tokens: int = 128, examples_per_unit: int = 1) -> TrainingCost:
-        """Returns the expected work of all steps, from public caps.
-
-        Args:
-          record_tokens: tokens that every example is padded or cut to.
-          examples_per_unit: examples of one unit at most.
-        """
+        """Returns the expected work of all steps, from public caps."""
         check_int("record_tokens", record_tokens, low=1)
         gradients = self.steps * self.expected_batch_size * check_int("examples_per_unit", examples_per_unit, low=1)
         return TrainingCost(gradients, gradients * record_tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from `release` in it."""
+        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from its `release`."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -177,16 +169,16 @@ def plan_training(
       public_size: declared number of units.
       epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
       delta: the share's delta.
-      expected_batch_size: expected units of one step, 1 to `public_size`; each is drawn by a coin of its own.
-      l2_clip_norm: the length that no unit's gradient exceeds.
-      width: trained parameters.
+      expected_batch_size: expected units of one step, 1 to `public_size`; each is drawn independently.
+      l2_clip_norm: bound on the L2 norm of a unit's gradient.
+      width: number of trained parameters.
       steps: training steps; or give `epochs`.
-      epochs: how often a unit is expected to be in a sample; the steps are rounded up.
+      epochs: expected number of samples that contain a unit; the steps are rounded up.
       adjacency: neighbouring relation.
-      noise_multiplier: given noise, over the L2 sensitivity: under replace_one a change is twice the clip; None
-        calibrates.
+      noise_multiplier: given noise, over the L2 sensitivity: under replace_one the sensitivity is twice the clip;
+        None calibrates.
       partition: the data set's public id.
-      is_rough: whether many plans are compared: calibrates several times faster, with a few percent more noise.
+      is_rough: calibrates several times faster, with a few percent more noise; for comparing many plans.
 
     Raises:
       ConfigurationError: a public parameter is out of range, or not exactly one of `steps` and `epochs` is given.
@@ -209,17 +201,13 @@ def plan_training(
 
 
 def steps_of(public_size: int, expected_batch_size: int, *, steps: int | None, epochs: float | None) -> int:
-    """Returns the number of steps: what is given, or enough for `epochs`, rounded up.
-
-    Raises:
-      ConfigurationError: not exactly one is given, or it is out of range.
-    """
+    """Returns the number of steps: `steps`, or enough for `epochs`, rounded up."""
     if (steps is None) == (epochs is None):
-        found = "neither" if steps is None else "both"
-        raise ConfigurationError(f"steps, epochs: expected one of them, found {found}. Give steps=... or epochs=....")
+        actual = "neither" if steps is None else "both"
+        raise ConfigurationError(f"steps, epochs: expected one of them, found {actual}. Give steps=... or epochs=....")
     if steps is not None:
         return check_int("steps", steps, low=1)
-    # As it is written: a float of 1.1 is a little more, and would make a step more.
+    # The decimal number as written: the float 1.1 is slightly larger, which could add a step.
     passes = Fraction(repr(check_positive("epochs", epochs)))
     return math.ceil(passes * public_size / expected_batch_size)
 

@@ -1,8 +1,4 @@
-"""Trains a prompt step by step: what a step is, what stops a run, how it goes on. Never sees a record, a row or a sum.
-
-Knows tickets, released weights and files; which gradients are asked for is the engine's part, how a run is planned
-that of `soft_prompts`.
-"""
+"""Trains a prompt step by step: makes, checkpoints, interrupts and continues a training run."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerState
+from langchain_dpicl._progress import carrying, new_bar
+from langchain_dpicl._runs import StreamedRun, report_of
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import AskLoss, ExampleFields, Validation
-from langchain_dpicl.backends.aside import Aside, aside
+from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.gradients import AskCheck, AskGradients
 from langchain_dpicl.backends.walk import Walk, adrive, drive
@@ -43,12 +39,12 @@ from langchain_dpicl.training_planning import TrainingPlan
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """What is told of one step. Public: nothing of it is computed from private data but what was released.
+    """The public state after one step; computed from released values and public records only.
 
     Attributes:
-      step: how many updates the weights have had.
-      steps_left: steps that are still paid for.
-      validation_loss: mean loss of the PUBLIC validation records; None where this step was not looked at.
+      step: number of updates of the weights.
+      steps_left: number of remaining paid steps.
+      validation_loss: mean loss of the PUBLIC validation records; None if this step was not validated.
     """
 
     step: int
@@ -56,21 +52,21 @@ class TrainingStep:
     validation_loss: float | None
 
 
-class TrainingRun(Uncopyable):
-    """A run of `PromptDPSGD`, with what it needs to stop and to go on. Made by `PromptDPSGD.prepare`.
+class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
+    """A run of `PromptDPSGD`; it can be interrupted and continued. Made by `PromptDPSGD.prepare`.
 
     Formal guarantees:
-      - All weights that it ever shows are, together, (epsilon, delta)-DP for one unit, at the share's numbers.
+      - All weights that it ever shows are together (epsilon, delta)-DP for one unit, at the share's epsilon and delta.
       - The first reservation seals the share at the price of all steps. Tickets are reserved in blocks of at most
         `reserve_steps`, each before a private record is read for it. A step's ticket burns when its first private call
-        starts and is committed after its noised state is safe; what never burnt goes back at the end.
-      - A killed process takes along the tickets of the block that it holds, at most `reserve_steps`; they stay charged.
-      - A run that has made fewer steps than its plan and has no ticket left raises `TrainingInterruptedError`.
-      - Before the first ticket of a call burns, and behind the private rows of every step, the engine is tried out with
-        made-up text; where it fails, or has no numbers, the run stops instead of going on with noise alone. No record
-        has a part in that, unless it made the engine fail for what comes after it: such a crash is not covered.
+        starts and is committed after its noised state is stored; unburnt tickets are returned at the end.
+      - A killed process loses the tickets of its current block, at most `reserve_steps`; they stay charged.
+      - A run with fewer steps than its plan and no remaining ticket raises `TrainingInterruptedError`.
+      - Before the first ticket of a call burns, and after the private rows of every step, the engine is tested with
+        synthetic text; if it fails or returns non-finite numbers, the run stops instead of releasing noise only. This
+        does not depend on records, unless one made the engine fail for later calls: such a crash is not covered.
       - Nothing but the ticket's own release depends on the records: an empty sample is a step of pure noise, and
-        neither counts, errors, files nor progress tell how many records there are.
+        counts, errors, files and progress do not depend on the number of records.
     """
 
     def __init__(
@@ -103,7 +99,7 @@ class TrainingRun(Uncopyable):
         self._public = dict(public)
         self._checkpoint = checkpoint
         self._is_behind = True
-        self._on_file = state if is_resumed else None  # what the checkpoint holds, as far as this run knows
+        self._on_file = state if is_resumed else None  # the content of the checkpoint, as far as this run knows
         self._held: Reservation | None = None
         self._is_tried = False
         self._unsettled: list[Reservation] = []
@@ -113,14 +109,14 @@ class TrainingRun(Uncopyable):
 
     @property
     def step(self) -> int:
-        """Updates that the weights have had so far."""
+        """Number of updates of the weights so far."""
         return self._state.step
 
     @property
     def steps_left(self) -> int:
-        """Steps that are still paid for."""
-        held = self._held
-        return self._share.remaining(STEP_TEMPLATE) + (0 if held is None else held.unburnt)
+        """Number of remaining paid steps."""
+        reservation = self._held
+        return self._share.remaining(STEP_TEMPLATE) + (0 if reservation is None else reservation.unburnt)
 
     @property
     def weights(self) -> Floats:
@@ -129,67 +125,53 @@ class TrainingRun(Uncopyable):
 
     @property
     def report(self) -> dict[str, Any]:
-        """What the run costs, all its steps together, and who pays (public)."""
-        return {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self.plan.partition,
-            "ledger_id": self._budget.ledger_id,
-            "step": self.step,
-            "steps": self.plan.steps,
-            "budget": self._budget.report().to_dict(),
-        }
+        """The privacy report of all steps of the run (public)."""
+        shown = {"ledger_id": self._budget.ledger_id, "step": self.step, "steps": self.plan.steps}
+        return report_of(self._budget, self._share, dataset_id=self.plan.partition, **shown)
 
     @property
     def soft_prompt(self) -> SoftPrompt:
-        """The prompt as it stands: free, at any time."""
+        """The prompt with the current weights; free."""
         return SoftPrompt.of(self.engine, self.weights, report=self.report)
 
-    def run(self, *, progress: bool | None = None) -> SoftPrompt:
-        """Trains until the share is spent, and returns the prompt.
+    def _whole(self) -> SoftPrompt:
+        return self.soft_prompt
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
+        """Yields each step as soon as its weights are released, until all steps of the plan are made.
 
         Args:
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          TrainingInterruptedError: the model failed on something public; released weights are kept, and calling `run`
-            again goes on with the steps whose tickets did not burn. Also where tickets were lost, to an error or to a
-            process that was killed, and the last one burnt before the last step: `error.soft_prompt` is the prompt
-            as it stands. Other errors and Ctrl-C carry `training_run` too.
+          TrainingInterruptedError: a public model call failed; released weights are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and
+            none remains before the last step: `error.soft_prompt` is the current prompt. Other errors and Ctrl-C
+            carry `training_run` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
-        for _ in self.stream(progress=progress):
-            pass
-        return self.soft_prompt
-
-    async def arun(self, *, progress: bool | None = None) -> SoftPrompt:
-        """Is `run`, awaitable: the engine works in a thread."""
-        async for _ in self.astream(progress=progress):
-            pass
-        return await aside(lambda: self.soft_prompt, is_slow=self._budget.durable)
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
-        """Yields each step as soon as its weights are released; errors as in `run`."""
-        with self._events() as events, self._carried(), self._tickets(events) as left, self._bar(progress, left) as bar:
+        with (
+            self._events() as events,
+            carrying(training_run=self),
+            self._tickets(events) as remaining,
+            self._bar(progress, remaining) as bar,
+        ):
             while self.step < self.plan.steps:
-                failure, told = "", None
+                failure, step = "", None
                 try:
-                    told = drive(self._step(events))
+                    step = drive(self._step(events))
                 except ModelCallError as error:
                     failure = str(error)
-                yield self._told(told, failure, bar)
+                yield self._told(step, failure, bar)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
-        """Is `stream`, awaitable."""
+        """Async version of `stream`."""
         is_slow = self._budget.durable
         async with self._events() as events:
             tickets = Aside(self._tickets(events), is_slow=is_slow)
-            with self._carried():
-                async with tickets as left:
-                    with self._bar(progress, left) as bar:
+            with carrying(training_run=self):
+                async with tickets as remaining:
+                    with self._bar(progress, remaining) as bar:
                         while self.step < self.plan.steps:
                             failure, told = "", None
                             try:
@@ -202,7 +184,7 @@ class TrainingRun(Uncopyable):
                             tickets.is_at_yield = False
 
     def _step(self, events: RunEvents) -> Walk[TrainingStep | None]:
-        """Makes one step (a walk), and looks at the public records where it is time to; None: no ticket is left."""
+        """Makes one step (a walk) and validates it if due; None: no ticket remains."""
         with self._alone():
             ticket = self._ticket(events)
             if ticket is None:
@@ -221,13 +203,13 @@ class TrainingRun(Uncopyable):
             )
             self._unsettled.remove(ticket)
             loss = None
-            if self._validation is not None and self._validation.is_due(self.step, left=self.steps_left):
+            if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
                 loss = yield AskLoss(self.engine, self.weights, self._validation.examples)
             return TrainingStep(self.step, self.steps_left, loss)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lets nobody else move or settle what was released."""
+        """Refuses concurrent steps of this run."""
         if not self._turn.acquire(blocking=False):
             msg = "run: expected one step at a time, found another call that trains. Wait for it, or build another run."
             raise ConfigurationError(msg)
@@ -241,10 +223,10 @@ class TrainingRun(Uncopyable):
         return AskGradients(self.engine, self.weights, groups, total)
 
     def _keep(self, released: Release, ticket: Reservation) -> None:
-        """Moves the weights by what was released, and makes them safe."""
+        """Updates the weights from a release, and writes the checkpoint."""
         if released.values is None:
             raise ConfigurationError("mechanism: expected one that releases a vector, found another.")
-        # Divided by public numbers alone: how many units were drawn stays unknown.
+        # Divided by public numbers only, so that the number of drawn units stays secret.
         gradient = released.values * self.plan.average_factor
         state = self.optimizer.updated(self._state, gradient)
         self._unsettled.append(ticket)
@@ -252,7 +234,7 @@ class TrainingRun(Uncopyable):
         self._save()
 
     def _save(self) -> None:
-        """Writes the checkpoint where it is behind."""
+        """Writes the checkpoint if it is out of date."""
         with self._lock:
             if self._checkpoint is None or not self._is_behind:
                 return
@@ -265,20 +247,16 @@ class TrainingRun(Uncopyable):
                 raise
 
     def _check_file(self) -> None:
-        """Refuses to write over what another run has released since.
-
-        Raises:
-          ConfigurationError: the file holds another state than this run left or found there.
-        """
+        """Refuses to overwrite a checkpoint that another run has changed."""
         if self._checkpoint is None or not self._checkpoint.exists():
             return
         sizes = {"width": len(self.weights), "num_moments": len(self._state.moments)}
-        found = Checkpoint.load(self._checkpoint, **sizes)
-        # Ctrl-C may have come right behind the write.
-        ours = [kept for kept in (self._on_file, self._state) if kept is not None and kept.is_same(found.state)]
-        if not ours or found.component != self._share.component:
-            advice = "Prepare the run again, which goes on from the file; or take another file."
-            raise fail("checkpoint", "the state that this run left there", "one that another run released", advice)
+        on_disk = Checkpoint.load(self._checkpoint, **sizes)
+        # Ctrl-C may come between the write and the update of `_on_file`.
+        ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
+        if not ours or on_disk.component != self._share.component:
+            advice = "Prepare the run again to continue from the file, or pass another file."
+            raise fail("checkpoint", "the state that this run stored", "one that another run stored", advice)
 
     @property
     def _kept(self) -> Checkpoint:
@@ -292,18 +270,18 @@ class TrainingRun(Uncopyable):
         )
 
     def _settle(self) -> None:
-        """Commits what was released before and is safe by now: a disk may have been full as it came."""
+        """Stores and commits earlier releases whose checkpoint could not be written."""
         with self._alone():
             self._check_file()
-            self._save()  # at the start: the component's name is safe before anything is paid for
+            self._save()  # stores the component's name before anything is charged
             while self._unsettled:
-                if self._unsettled[-1].uncommitted:  # Ctrl-C may have come right behind the commit
+                if self._unsettled[-1].uncommitted:  # Ctrl-C may come between the commit and the `pop`
                     self._unsettled[-1].commit()
                 self._unsettled.pop()
 
     @contextmanager
     def _tickets(self, events: RunEvents) -> Iterator[int]:
-        """Gives the number of steps left; unburnt tickets go back when the last of the streams ends."""
+        """Yields the number of remaining steps; the last stream to end returns the unburnt tickets."""
         self._settle()
         with self._lock:
             self._streams += 1
@@ -313,37 +291,33 @@ class TrainingRun(Uncopyable):
         finally:
             with self._lock:
                 self._streams -= 1
-                held = self._held
-                if held is not None and not self._streams:
+                reservation = self._held
+                if reservation is not None and not self._streams:
                     self._held = None
-                    events.tickets -= held.give_back()
+                    events.tickets -= reservation.give_back()
 
     def _ticket(self, events: RunEvents) -> Reservation | None:
-        """Returns a reservation with a ticket to burn, made now where the last one has none; None: no ticket is left.
-
-        Raises:
-          ConfigurationError: another run wrote the checkpoint since; found before anything more is reserved.
-        """
+        """Returns a reservation with an unburnt ticket, a new one if necessary; None: no ticket remains."""
         with self._lock:
             if self._held is not None and self._held.unburnt:
                 return self._held
             if self._held is not None:
                 self._check_file()
-            if not (left := self._share.remaining(STEP_TEMPLATE)):
+            if not (remaining := self._share.remaining(STEP_TEMPLATE)):
                 return None
-            self._held = self._share.reserve(STEP_TEMPLATE, count=min(left, self.reserve_steps))
+            self._held = self._share.reserve(STEP_TEMPLATE, count=min(remaining, self.reserve_steps))
             events.tickets += self._held.count
             return self._held
 
     def _told(self, step: TrainingStep | None, failure: str, bar: Any) -> TrainingStep:
-        """Returns a step that was made; reports an interruption, from a frame without a cause."""
+        """Shows a finished step on the bar; raises for an interruption, outside `except` so that it has no cause."""
         if step is None:
-            advice = "tickets that burnt stay charged. Call run() on error.training_run to go on."
+            advice = "tickets that burnt stay charged. Call run() on error.training_run to continue."
             if not failure:
                 failure = "expected a ticket for each step of the plan, found none left"
                 advice = (
                     "the tickets of the others were lost to errors, to killed processes or to another run, and stay "
-                    "charged. Take error.soft_prompt as it stands, or train again as another component."
+                    "charged. Use error.soft_prompt, or train again as another component."
                 )
             msg = f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
             raise TrainingInterruptedError(msg + advice, training_run=self)
@@ -353,23 +327,12 @@ class TrainingRun(Uncopyable):
             bar.update()
         return step
 
-    @contextmanager
-    def _carried(self) -> Iterator[None]:
-        """Whatever ends the block, the error carries this run."""
-        try:
-            yield
-        except BaseException as error:
-            with suppress(AttributeError, TypeError):
-                error.training_run = self  # type: ignore[attr-defined]
-            raise
-
     def _events(self) -> RunEvents:
         return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
 
-    def _bar(self, progress: bool | None, left: int) -> Any:
-        hidden = None if progress is None else not progress
-        return tqdm(total=left, unit="step", desc="private training", disable=hidden, leave=False)
+    def _bar(self, progress: bool | None, total: int) -> Any:
+        return new_bar(total, "step", "private training", progress=progress)
 
     def __repr__(self) -> str:
-        left = shown_left(lambda: self.steps_left)
-        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={left})"
+        remaining = shown_left(lambda: self.steps_left)
+        return f"TrainingRun(component={self._share.component!r}, step={self.step}, steps_left={remaining})"

@@ -1,4 +1,4 @@
-"""Public vocabularies for keyword histograms. Knows no private record: every word in here comes from public text."""
+"""Public vocabularies for keyword histograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_dpicl.privacy.unit_keywords import MOST_KEYWORDS
 
 _FEWEST_LETTERS = 3
 _SHORTEST = 4
-"""Letters of a word of the embedded model: what is shorter says little, or is a piece of a word."""
+"""Length of a token of the embedded model above which it counts as a word: shorter ones are mostly pieces of words."""
 
 
 def public_vocabulary(
@@ -19,15 +19,15 @@ def public_vocabulary(
 ) -> tuple[str, ...]:
     """Returns words of PUBLIC texts, the most frequent first.
 
-    Never hand in private texts, nor texts that were chosen by looking at private ones: which words are found is not
-    noised. Good public texts are of the same field: help pages, a product catalogue, titles of a public corpus, answers
-    that a model gave without records.
+    Never pass private texts, nor texts that were chosen by looking at private ones: no noise is added. Good public
+    texts are of the same domain: help pages, a product catalogue, titles of a public corpus, answers of a model that
+    saw no records.
 
     Args:
-      texts: public texts; a word counts once in each, numbers and words of one or two letters not at all. Look through
-        the list: what is frequent ("said", "Monday") is not what texts are about. None: the words of the embedded
-        model, which was made of public text about many things (docs/embedded-model.md).
-      size: most words.
+      texts: public texts; a word counts once in each, numbers and words of one or two letters not at all. Review
+        the list: frequent words ("said", "Monday") are often not topics. None: the words of the embedded model, which
+        was trained on public text of many domains (docs/embedded-model.md).
+      size: maximum of words.
       stop_words: words to leave out; English ones by default.
 
     Raises:
@@ -40,10 +40,12 @@ def public_vocabulary(
     """
     check_int("size", size, low=1, high=MOST_KEYWORDS)
     if texts is not None:
-        found = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
-        words_of_it = tuple(word for word in found if _says_something(word))[:size]
+        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
+        words_of_it = tuple(word for word in ranked_words if _says_something(word))[:size]
         if not words_of_it:
-            raise fail("texts", "texts with words of three letters that are no stop words", f"{len(texts)} without")
+            raise fail(
+                "texts", "texts with words of at least three letters that are not stop words", f"{len(texts)} without"
+            )
         return words_of_it
     tables, left_out = load_tables(), frozenset(stop_words)
     pieces = (token.decode("utf-8", "ignore") for token in tables.token_bytes)

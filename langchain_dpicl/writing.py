@@ -1,7 +1,4 @@
-"""The public side of generation: wording, vocabularies, stop rules, and the walk that writes one demonstration.
-
-Never sees a private record, a row or a sum: a block (see `curator.py`) gives it one public index at a time.
-"""
+"""Writes one demonstration token by token from public prompts, candidates and stop rules."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from langchain_dpicl.wording import GenerationWording
 
 DEFAULT_STOP = ("\n",)
 MAX_FORCED = 4096
-"""Tokens of a text beyond which a grammar writes none for free: a public end of grammars that force without one."""
+"""Most tokens of a text that a grammar may force: a public bound for grammars that force text without end."""
 
 
 @dataclass(slots=True)
@@ -38,8 +35,8 @@ class Held:
 
     Attributes:
       length: tokens per block.
-      owed: tickets to reserve before the next block; what was given back when a run stopped.
-      reservation: the reserved ones; None until then, and on paths without a budget.
+      owed: tickets to reserve before the next block.
+      reservation: the reserved tickets; None before that, and without a budget.
     """
 
     length: int
@@ -49,7 +46,7 @@ class Held:
 
 @dataclass(slots=True)
 class Draft:
-    """One demonstration in the making, the `number`-th of its label; everything in it is released or public."""
+    """A partial demonstration, the `number`-th of its label; holds released and public values only."""
 
     label: str | None
     number: int = 0
@@ -63,20 +60,20 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The public side of a generation: engine, wording, vocabulary, stop rules. Shared with the baselines.
+    """The public parameters of a generation: engine, prompts, vocabulary, stop rules. Shared with the baselines.
 
     Attributes:
       backend: the engine.
-      wording: how prompts read.
+      wording: the prompt template.
       segments: (name, cap) of the generated fields, in order.
       public_top_k: candidates per token from the public prompt; None: the whole vocabulary.
       stop: strings that end a segment.
-      decoding: how an index is read off a noised vector.
+      decoding: how an index is chosen from a noised vector.
       open_labels: public list to draw open labels from; None: generated, or declared.
       needs_logits: whether candidates come with public logits.
       margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
-      grammar: what a text may be; None: anything.
-      eos_column: the place of EOS in the vocabulary, for engines that compute the public row with the private ones.
+      grammar: constrains the texts; None: unconstrained.
+      eos_column: the column of EOS in the vocabulary, for engines that compute the public row with the private ones.
     """
 
     backend: NextTokenBackend
@@ -117,13 +114,8 @@ class Script:
     ) -> Walk[Domain]:
         """Returns the public candidates of the next token; EOS is among them after the first (a walk).
 
-        The public model is asked at every token, whatever the domain: its failure is the only outage signal.
-
-        Args:
-          prompt: the public prompt.
-          prefix: released tokens.
-          block: whose batch carries the public row; None: the public model is asked on its own.
-          matcher: what the grammar allows next.
+        The public model is called at every token, also where the domain does not need it: only a failure of a public
+        call may stop a run.
         """
         if block is not None:
             logits = yield from block.public_logits()
@@ -140,7 +132,7 @@ class Script:
         return self._narrowed(seen, prefix, matcher)
 
     def _narrowed(self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None) -> Domain:
-        """Returns the likeliest of the candidates that may follow; a function of public and released things only."""
+        """Returns the likeliest candidates that may follow; a function of public and released values only."""
         may = np.ones(len(domain), dtype=bool)
         if matcher is not None:
             may = matcher.allowed() if domain.columns is not None else matcher.allowed_of(domain.keys)
@@ -149,7 +141,7 @@ class Script:
         if self.public_top_k is not None:
             others = others.likeliest(self.public_top_k, margin=self.margin)
         end = domain.only(may & ends)
-        # A text that ends before it begins helps nobody, and leaving the end out is a public choice.
+        # An empty text is useless, and to leave EOS out of the first domain is a public choice.
         if len(others) and not prefix:
             return others
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
@@ -178,7 +170,7 @@ class Script:
         return any(stop in text.lstrip() for stop in self.stop)
 
     def text(self, tokens: Sequence[Token]) -> str:
-        """Returns the text of released tokens, cut before the first stop string, without outer blanks."""
+        """Returns the text of released tokens, cut before the first stop string and stripped."""
         text = self.backend.decode([token for token in tokens if token != self.backend.eos]).lstrip()
         for stop in self.stop:
             text = text.split(stop, 1)[0]
@@ -214,7 +206,7 @@ Opener: TypeAlias = Callable[[Draft, int, Reservation | None, str, dict[str, str
 
 
 def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[], None]) -> Walk[None]:
-    """Writes one demonstration, segment after segment; released tokens stay in the draft whatever happens (a walk)."""
+    """Writes one demonstration segment by segment (a walk); released tokens stay in the draft after any error."""
     while draft.segment < len(script.segments):
         segment = script.segments[draft.segment]
         name = script.field_of(segment)
@@ -246,7 +238,7 @@ def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[],
 
 @dataclass(slots=True)
 class _SegmentWriter:
-    """Writes released tokens, and what a grammar forces for free, into the draft and the open block."""
+    """Appends released tokens, and tokens that a grammar forces, to the draft and the open block."""
 
     script: Script
     draft: Draft
@@ -256,32 +248,34 @@ class _SegmentWriter:
     stuck: bool = False
 
     def follow(self, grammar: BoundGrammar | None) -> None:
-        """Takes up the grammar where the draft stands."""
+        """Starts the grammar behind the tokens of the draft."""
         if grammar is not None:
             self.matcher = grammar.start(self.draft.tokens)
             self._write_forced(None)
 
     def domain(self, block: Block | None) -> Walk[Domain]:
-        """Returns the candidates of the next token (a walk); the only one that a grammar leaves is written for free."""
+        """Returns the candidates of the next token (a walk); a single candidate is appended without a release."""
         carrier = block if block is not None and block.carries_public else None
         while True:
-            found = yield from self.script.domain(self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher)
-            self.stuck = not len(found)
-            if self.matcher is None or len(found) != 1 or len(self.draft.tokens) >= MAX_FORCED:
-                return found
-            self._append(found.token(0), block)
+            candidates = yield from self.script.domain(
+                self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
+            )
+            self.stuck = not len(candidates)
+            if self.matcher is None or len(candidates) != 1 or len(self.draft.tokens) >= MAX_FORCED:
+                return candidates
+            self._append(candidates.token(0), block)
             self._write_forced(block)
             if self.has_ended():
-                return found
+                return candidates
 
     def write(self, token: Token, block: Block) -> None:
-        """Appends a released token, and what must follow it."""
+        """Appends a released token, and the tokens that the grammar forces behind it."""
         self._append(token, block)
         self.tick()
         self._write_forced(block)
 
     def has_ended(self) -> bool:
-        """Whether the segment is over; a function of released and public things."""
+        """Whether the segment has ended; a function of released and public values."""
         if self.stuck or (self.matcher is not None and self.matcher.is_stuck()):
             return True
         if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
@@ -289,7 +283,7 @@ class _SegmentWriter:
         return bool(self.draft.tokens) and self.script.ended(self.draft.tokens)
 
     def close(self) -> None:
-        """Completes a text that its cap cut short, if the grammar says how: free, as it is made of released tokens."""
+        """Completes a text that was cut at its cap, if the grammar has an ending; costs nothing."""
         if self.matcher is not None and not self.matcher.is_complete():
             self.draft.tokens += self.matcher.closing() or ()
 
@@ -309,11 +303,11 @@ class _SegmentWriter:
 
 
 def _unburnt(draft: Draft) -> Iterator[tuple[int, Reservation | None]]:
-    for held in draft.tickets[draft.segment]:
-        while held.reservation is not None and held.reservation.unburnt:
-            yield held.length, held.reservation
-        for _ in range(held.owed if held.reservation is None else 0):
-            yield held.length, None
+    for block in draft.tickets[draft.segment]:
+        while block.reservation is not None and block.reservation.unburnt:
+            yield block.length, block.reservation
+        for _ in range(block.owed if block.reservation is None else 0):
+            yield block.length, None
 
 
 def make_script(
@@ -332,7 +326,7 @@ def make_script(
     needs_logits: bool = False,
     grammar: Grammar | None = None,
 ) -> Script:
-    """Checks the public side of a generation and returns it; no call is made and nothing is charged."""
+    """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
     template = getattr(generation_prompt, "template", generation_prompt)
@@ -361,11 +355,7 @@ def make_script(
 def check_rules(
     backend: NextTokenBackend, public_top_k: int | None, stop: Sequence[str]
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Returns the candidates per token that the engine can give, and the stop strings.
-
-    Raises:
-      ConfigurationError: out of range, or the whole vocabulary of an engine that reports top tokens only.
-    """
+    """Returns the candidates per token, at most what the engine reports, and the stop strings."""
     limit = backend.max_top_k
     if public_top_k is None and limit is not None:
         raise fail("public_top_k", f"a number up to {limit} (this model reports top tokens only)", None)
@@ -376,11 +366,7 @@ def check_rules(
 
 
 def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[str, ...]:
-    """Returns a sequence of at least `least` non-empty texts; a single text is not one.
-
-    Raises:
-      ConfigurationError: anything else.
-    """
+    """Returns a sequence of at least `least` non-empty texts; a single text is refused."""
     ok = isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) >= least
     if not ok or not all(isinstance(item, str) and item for item in values):
         raise fail(name, "a sequence of non-empty texts", values)
@@ -388,7 +374,7 @@ def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[st
 
 
 def check_example_prompt(example_prompt: Any, wording: GenerationWording) -> None:
-    """Formats the template once with public text, so that a template that cannot show a demonstration fails first."""
+    """Formats the template once with public text, so that an unusable template fails before anything is spent."""
     if example_prompt is None:
         return
     extra = sorted(set(getattr(example_prompt, "input_variables", ())) - wording.generated_fields)
@@ -397,7 +383,7 @@ def check_example_prompt(example_prompt: Any, wording: GenerationWording) -> Non
     problem = ""
     try:
         example_prompt.invoke(dict.fromkeys(wording.generated_fields, "text"))
-    except Exception as error:  # noqa: BLE001  any template error is a public fault
+    except Exception as error:  # noqa: BLE001  any template error is about public text
         problem = type(error).__name__
     if problem:
         raise fail("example_prompt", "a prompt template that formats text fields", problem)

@@ -478,7 +478,7 @@ class TestWhatIsKept:
     def test_a_file_that_cannot_be_written_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker(checkpoint=tmp_path / "kept.json")
         with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
-            patch.setattr("langchain_dpicl._documents_checkpoint.write_whole", full)
+            patch.setattr("langchain_dpicl._released_files.write_whole", full)
             made.run(progress=False)
         assert caught.value.synthesizer is made  # type: ignore[attr-defined]
         assert made._share.committed(TOPIC_TEMPLATE) == 0
@@ -498,7 +498,7 @@ class TestWhatIsKept:
     def test_a_checkpoint_of_another_ledger_is_refused(self, tmp_path: Path) -> None:
         kept = tmp_path / "kept.json"
         maker(checkpoint=kept, component="store").run(progress=False)
-        with pytest.raises(ConfigurationError, match="this very run"):
+        with pytest.raises(ConfigurationError, match="of this run"):
             maker(checkpoint=kept, component="store")
 
     def test_a_file_of_topics_that_nobody_released_is_refused(self, tmp_path: Path) -> None:

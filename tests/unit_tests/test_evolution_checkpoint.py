@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import _evolution_checkpoint
+from langchain_dpicl import _released_files
 from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, resolve_budget
 from langchain_dpicl.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
@@ -77,7 +77,7 @@ def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_pr
 
     made, budget = process.start()
     with monkeypatch.context() as patch:
-        patch.setattr(_evolution_checkpoint, "write_whole", full)
+        patch.setattr(_released_files, "write_whole", full)
         with pytest.raises(OSError, match="disk full"):
             made.run(progress=False)
     assert charged(budget) == 1
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) 
 
 def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tmp_path: Path) -> None:
     process.start()[0].run(progress=False)
-    with pytest.raises(ConfigurationError, match="this very run"):
+    with pytest.raises(ConfigurationError, match="of this run"):
         evolution(
             private=PrivateExamples(RECORDS, **BY_QUEUE),
             rounds=3,

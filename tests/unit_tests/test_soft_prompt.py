@@ -228,7 +228,7 @@ def test_it_is_public_and_can_be_copied_pickled_and_shown() -> None:
         ({"task": HEAD, "head": {"base_model.a": numbers(2, 2) * np.float32("inf")}}, "finite numbers"),
         ({"task": HEAD, "head": {"base_model.a": [1, 2]}}, "float32 numbers, found 'int64'"),
         ({"arrays": {ARRAY: numbers(3, 32) * np.float32("nan")}}, "finite numbers"),
-        ({"base": {"name": "tiny"}}, "base: expected texts under 'name' and 'tokenizer'"),
+        ({"base": {"name": "tiny"}}, "base: expected texts under 'name', 'tokenizer' and"),
         ({"base": {"name": "tiny", "tokenizer": 3}}, "base"),
         ({"base": {**BASE, "weights": 3}}, "base"),
         ({"base": {**BASE, "more": "3"}}, "base"),
@@ -286,21 +286,25 @@ BAD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "tokens that are true": (OURS, forged(num_virtual_tokens=True), "num_virtual_tokens"),
     "base that is text": (OURS, forged(base="tiny"), "base: expected a JSON object"),
     "an epsilon below zero": (OURS, forged(report={"private": False, "epsilon": -1}), "no baseline"),
-    "another digest": (OURS, forged(arrays="00"), "expected the content that soft_prompt.json names"),
+    "another digest": (OURS, forged(arrays="00"), "expected the content with the digest in soft_prompt.json"),
     "text that is none": (OURS, lambda content: b"\xff\xfe" + content, "expected JSON text"),
     "nested beyond the stack": (OURS, lambda _: b"[" * 100_000, "expected JSON text"),
     "a configuration that is none": (PEFT_CONFIG, lambda _: b"[1]", "adapter_config.json: expected a JSON object"),
     "a configuration that is no JSON": (PEFT_CONFIG, lambda _: b"{", "adapter_config.json: expected JSON text"),
     "a configuration with NaN": (PEFT_CONFIG, changed(token_dim=math.nan), "expected JSON values with finite"),
-    "a configuration of another size": (PEFT_CONFIG, changed(token_dim=16), "content that soft_prompt.json names"),
+    "a configuration of another size": (
+        PEFT_CONFIG,
+        changed(token_dim=16),
+        "content with the digest in soft_prompt.json",
+    ),
     "a configuration of another method": (
         PEFT_CONFIG,
         changed(peft_type="LORA"),
-        "content that soft_prompt.json names",
+        "content with the digest in soft_prompt.json",
     ),
     "numbers cut off": (PEFT_ARRAYS, lambda content: content[:-4], "float32 numbers, each stored once"),
     "numbers left over": (PEFT_ARRAYS, lambda content: content + b"0000", "no bytes beside"),
-    "other numbers": (PEFT_ARRAYS, lambda content: content[:-4] + b"\0\0\0\0", "expected the content that"),
+    "other numbers": (PEFT_ARRAYS, lambda content: content[:-4] + b"\0\0\0\0", "expected the content with"),
     "half precision": (PEFT_ARRAYS, header(dtype="F16"), "as float32 numbers"),
     "a shape that lies": (PEFT_ARRAYS, header(shape=[3, 33]), "as float32 numbers"),
     "a shape below zero": (PEFT_ARRAYS, header(shape=[-3, -32]), "as float32 numbers"),
@@ -383,9 +387,9 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"found the file 'thesis\.tex'"):
         soft().save(tmp_path / "work" / "thesis.tex")
     assert (tmp_path / "work" / "thesis.tex").read_text() == "long"
-    with pytest.raises(ConfigurationError, match=r"found '.*nowhere.prompt'; make that folder first"):
+    with pytest.raises(ConfigurationError, match=r"found '.*nowhere.prompt'; create that folder first"):
         soft().save(tmp_path / "nowhere" / "prompt")
-    with pytest.raises(ConfigurationError, match="make that folder first"):
+    with pytest.raises(ConfigurationError, match="create that folder first"):
         soft().save(tmp_path / "work" / "thesis.tex" / "prompt")
 
 

@@ -332,7 +332,7 @@ def test_a_model_whose_parts_are_made_at_random_when_it_is_read_is_refused(tmp_p
         task = replace(HEAD, labels=("bad", "good"))
         made = PromptEngine(str(tmp_path), method="soft_prompt", num_virtual_tokens=3, task=task, device="cpu")
         one = SoftPrompt.of(made, np.zeros(made.width), report=REPORT)
-        with pytest.raises(ConfigurationError, match="Parts that a folder lacks are made at random"):
+        with pytest.raises(ConfigurationError, match="Parts that a folder lacks are initialised at random"):
             SoftPromptClassifier(str(tmp_path), one, device="cpu")
     made.prompted.model.save_pretrained(tmp_path)
     assert SoftPromptClassifier(str(tmp_path), one, device="cpu").batch(TEXTS)
@@ -340,9 +340,11 @@ def test_a_model_whose_parts_are_made_at_random_when_it_is_read_is_refused(tmp_p
 
 def test_what_does_not_belong_together_is_refused() -> None:
     causal, masked = prompt("llama", "soft_prompt", CAUSAL), prompt("roberta", "soft_prompt", MASKED)
-    with pytest.raises(ConfigurationError, match="tasks of one kind, as they share a model"):
+    with pytest.raises(ConfigurationError, match="tasks of one kind, because they share a model"):
         classifier("llama", {"a": causal, "b": masked})
-    with pytest.raises(ConfigurationError, match=r"tasks with labels, found \['default'\]. SoftPromptBackend serves"):
+    with pytest.raises(
+        ConfigurationError, match=r"tasks with labels, found \['default'\]. Serve tasks that write text"
+    ):
         classifier("llama", replace(causal, task=PromptTask("causal_lm", "{text}")))
     with pytest.raises(ConfigurationError, match="fingerprint 0"):
         classifier("llama", replace(causal, base={"name": "x", "tokenizer": "0"}))

@@ -338,7 +338,7 @@ def test_a_prompt_of_other_weights_is_refused_and_of_the_same_in_another_precisi
         moved.model.layers[1].mlp.up_proj.weight.mul_(1.01)
     other = HuggingFaceBackend(moved, tokenizer(), max_prompt_tokens=64, max_new_tokens=32)
     with pytest.raises(
-        ConfigurationError, match=r"weights that it was trained on \(those of 'Llama.*pass that very mod"
+        ConfigurationError, match=r"weights that it was trained on \(those of 'Llama.*pass the same mod"
     ):
         SoftPromptBackend(other, {"a": fits})
     known = {key: value for key, value in fits.base.items() if key != "weights"}

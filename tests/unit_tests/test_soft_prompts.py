@@ -355,13 +355,15 @@ def test_single_options_make_the_task() -> None:
 )
 def test_a_ready_engine_takes_no_other_options(options: dict[str, Any]) -> None:
     assert PromptDPSGD(LogisticEngine(), init_text="good").init_text == "good"
-    with pytest.raises(ConfigurationError, match="beside a ready engine"):
+    with pytest.raises(ConfigurationError, match="together with an engine"):
         PromptDPSGD(LogisticEngine(), **options)
 
 
 def test_a_task_takes_no_single_options_beside_it() -> None:
     model = type("GPT2LMHeadModel", (), {})()
-    with pytest.raises(ConfigurationError, match="labels, max_input_tokens: expected their defaults beside task="):
+    with pytest.raises(
+        ConfigurationError, match="labels, max_input_tokens: expected their defaults together with task="
+    ):
         engine_of(model, None, task=TASK, labels=LABELS, max_input_tokens=7)
 
 
@@ -379,7 +381,7 @@ def test_the_prompt_starts_from_text_where_one_is_given() -> None:
 
 
 def test_a_text_to_start_from_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="init_text: expected public text, or None to start at random"):
+    with pytest.raises(ConfigurationError, match="init_text: expected public text, or None for a random start"):
         PromptDPSGD(LogisticEngine(), init_text=3)  # type: ignore[arg-type]
 
 
@@ -454,7 +456,7 @@ def test_the_baseline_refuses_private_examples_and_public_faults(fault: dict[str
 
 def test_private_examples_that_the_baseline_refused_can_still_be_protected() -> None:
     private = examples()
-    with pytest.raises(ConfigurationError, match="under a budget"):
+    with pytest.raises(ConfigurationError, match="and a budget"):
         soft_prompt_without_privacy(PromptDPSGD(LogisticEngine()), private, steps=1)  # type: ignore[arg-type]
     assert prepared(private).run()
 

@@ -191,6 +191,6 @@ def test_a_run_whose_file_another_run_wrote_stops_before_its_next_block(tmp_path
     next(stream)
     next(prepared(private, **given).stream())
     kept, charged = path.read_bytes(), counts(budget)
-    with pytest.raises(ConfigurationError, match="one that another run released"):
+    with pytest.raises(ConfigurationError, match="one that another run stored"):
         next(stream)
     assert (path.read_bytes(), counts(budget)) == (kept, charged)

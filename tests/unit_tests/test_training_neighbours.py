@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, training_run
+from langchain_dpicl import Budget, PrivateExamples, _progress
 from langchain_dpicl._training_options import ExampleFields
 from langchain_dpicl.backends import gradients
 from langchain_dpicl.backends.base import TrainingExample
@@ -45,7 +45,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 STOPPED = (
     "Training stopped: {}. {} of 4 steps are made and kept; tickets that burnt stay charged. Call run() on "
-    "error.training_run to go on."
+    "error.training_run to continue."
 )
 
 
@@ -135,7 +135,7 @@ def _private_loss_in_the_bar(patch: pytest.MonkeyPatch) -> None:
     real = TrainingRun._ask
 
     def ask(self: Any, groups: Any) -> Any:
-        training_run.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
+        _progress.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
         return real(self, groups)
 
     patch.setattr(TrainingRun, "_ask", ask)
@@ -156,7 +156,7 @@ class TestTraining(NeighbourContract):
         "a private loss is shown": (_private_loss_in_the_bar, ""),
     }
     sizes: ClassVar[Any] = {**OTHER_SIZES, "sixty without numbers": ("NUMBERS",) * 60}
-    progress = training_run
+    progress = _progress
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, training_run, verify_report
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, _progress, verify_report
 from langchain_dpicl._optimizers import WEIGHT_GRID
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import ExampleFields
@@ -509,7 +509,7 @@ def test_what_another_run_released_is_not_written_over(begun: str, awaited: bool
     late = prepared(private, **options)
     next(first.stream())
     kept, charged = path.read_text(), counts(budget)
-    with pytest.raises(ConfigurationError, match="state that this run left there") as caught:
+    with pytest.raises(ConfigurationError, match="state that this run stored") as caught:
         run(late, awaited=awaited)
     assert caught.value.training_run is late  # type: ignore[attr-defined]
     assert (path.read_text(), counts(budget)) == (kept, charged)
@@ -659,7 +659,7 @@ def test_a_file_of_another_run_is_refused_and_nothing_is_declared(other: str, tm
     next(prepared(**given).stream())
     changed = {**given, **OTHERS[other](None)}
     before = lines(changed["budget"]), changed["budget"].remaining_epsilon
-    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this very run") as caught:
+    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this run") as caught:
         prepared(**changed)
     assert SAID_OF_OTHERS[other] in str(caught.value)
     assert (lines(changed["budget"]), changed["budget"].remaining_epsilon) == before
@@ -708,7 +708,7 @@ def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = type("OneBar", (Bar,), {"shown": []})
-    monkeypatch.setattr(training_run, "tqdm", bar)
+    monkeypatch.setattr(_progress, "tqdm", bar)
     engine, asked = LogisticEngine(), []
     real = engine.losses
     engine.losses = lambda weights, given: asked.extend(given) or real(weights, given)  # type: ignore[method-assign]

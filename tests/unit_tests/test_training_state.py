@@ -242,7 +242,7 @@ def test_a_file_of_another_run_is_refused_by_what_differs(change: dict[str, Any]
     """With what is in the file, and what is here; what follows from a number that differs is not told beside it."""
     kept().save(tmp_path / "c.json")
     read = Checkpoint.load(tmp_path / "c.json", width=5, num_moments=2)
-    with pytest.raises(ConfigurationError, match="state of this very run") as caught:
+    with pytest.raises(ConfigurationError, match="state of this run") as caught:
         read.check_is_of(**{**TERMS, "public": PUBLIC, **change})
     assert said in str(caught.value)
     assert len(str(caught.value)) < 500

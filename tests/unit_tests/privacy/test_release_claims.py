@@ -269,5 +269,5 @@ def test_values_that_json_writes_alike_have_one_digest_and_others_have_not() -> 
 def test_counts_whose_plan_holds_something_else_are_refused_as_ours(part: str, mechanism: Any) -> None:
     state = json.loads(_counted().to_json())
     state["plan"]["counts"][part] = mechanism
-    with pytest.raises(ConfigurationError, match="plan: expected that of a release of counts"):
+    with pytest.raises(ConfigurationError, match="plan: expected the plan of a release of counts"):
         ReleasedCounts.from_json(json.dumps(sealed(state)))

@@ -1,0 +1,62 @@
+"""The base of runs that stream their releases, and the privacy report of a release."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Generic, TypeVar
+
+from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.privacy.shares import Share
+
+PartT = TypeVar("PartT")
+WholeT = TypeVar("WholeT")
+
+
+class StreamedRun(ABC, Generic[PartT, WholeT]):
+    """A run that yields parts of its release and returns the whole."""
+
+    _budget: Budget
+
+    @abstractmethod
+    def stream(self, *, progress: bool | None = None) -> Iterator[PartT]:
+        """Yields each part as soon as it is released."""
+
+    @abstractmethod
+    def astream(self, *, progress: bool | None = None) -> AsyncIterator[PartT]:
+        """Async version of `stream`."""
+
+    @abstractmethod
+    def _whole(self) -> WholeT:
+        """Returns everything released so far, with its privacy report; may wait for the ledger."""
+
+    def run(self, *, progress: bool | None = None) -> WholeT:
+        """Releases what is missing and returns everything released; errors as in `stream`.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+        """
+        for _ in self.stream(progress=progress):
+            pass
+        return self._whole()
+
+    async def arun(self, *, progress: bool | None = None) -> WholeT:
+        """Async version of `run`; the calls of one release run concurrently."""
+        async for _ in self.astream(progress=progress):
+            pass
+        return await aside(self._whole, is_slow=self._budget.durable)
+
+
+def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) -> dict[str, Any]:
+    """Returns the public privacy report of a share's release; `shown` stands before the budget's own report."""
+    return {
+        "private": True,
+        "epsilon": share.epsilon,
+        "delta": share.delta,
+        "adjacency": budget.adjacency,
+        "component": share.component,
+        "dataset_id": dataset_id,
+        **shown,
+        "budget": budget.report().to_dict(),
+    }
