@@ -55,7 +55,7 @@ def the_last_answer_stays(patch: Patch) -> None:
 
 def waits_with_the_lock(patch: Patch) -> None:
     """A memo that waits for other processes holds up all memos of its own."""
-    patch.setattr(sqlite_memo, "_PATIENCE", 3.0)
+    patch.setattr(sqlite_memo, "_PATIENCE", 600.0)
 
 
 def dropped_where_too_many_wait(patch: Patch) -> None:
