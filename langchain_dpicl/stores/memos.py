@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -142,7 +143,6 @@ _WORDS = {
     "expected the ledger": "expected the memo",
     "expected a server for ledgers": "expected a server for memos",
     "expected an open store": "expected an open memo",
-    "ledger: expected": "expected",
 }
 
 
@@ -152,7 +152,7 @@ def memo_faults() -> Iterator[None]:
     try:
         yield
     except LedgerError as error:
-        words = str(error).replace(" Nothing is granted.", "").removeprefix("ledger ").removeprefix("memo ")
+        words = re.sub(r"^(ledger:?|memo) ", "", str(error).replace(" Nothing is granted.", ""))
         for ledgers, memos in _WORDS.items():
             words = words.replace(ledgers, memos)
         raise MemoError(f"memo {words}") from None
