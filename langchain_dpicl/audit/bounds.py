@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy._validate import check_int, check_real
 from langchain_dpicl.privacy.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -136,29 +135,6 @@ def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float
     refuting = np.searchsorted(allowed(event, most), least, side="left") - 1
     found = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
     return float(min(1.0, found.sum()))
-
-
-def runs_needed(
-    event: Event, chances: tuple[float, float], *, alarm: float = ALARM / 2, power_wanted: float = POWER
-) -> int:
-    """Returns the least number of runs of each side, to a part in 64, that refutes an event with the wanted power.
-
-    Raises:
-      ConfigurationError: the chances are within what is allowed, so that no number would do; or more than 2^22 runs.
-    """
-    check_real("power_wanted", power_wanted, low=0.0, high=1.0, low_open=True, high_open=True)
-    if chances[0] <= float(allowed(event, np.array(chances[1]))):
-        check_real("chances", chances[0], low=float(allowed(event, np.array(chances[1]))), low_open=True)
-    low, high = 0, 16
-    while power(event, chances, runs=high, alarm=alarm) < power_wanted:
-        low, high = high, check_int("runs", 2 * high, low=1, high=2**22)
-    while high - low > max(1, high // 64):
-        middle = (low + high) // 2
-        if power(event, chances, runs=middle, alarm=alarm) < power_wanted:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

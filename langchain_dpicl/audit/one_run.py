@@ -10,7 +10,6 @@ Chaudhuri (2025), Auditing f-Differential Privacy in One Run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -103,8 +102,3 @@ def lower_mu(right: int, guesses: int, *, canaries: int, alarm: float = ALARM) -
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return low
-
-
-def pure_least(epsilon: float) -> Least:
-    """Returns the curve of pure epsilon-DP, which randomised response attains."""
-    return lambda x: max(math.exp(-epsilon) * x, 1.0 - math.exp(epsilon) * (1.0 - x))

@@ -265,13 +265,6 @@ def _other_games(subject: Subject, release: CountPlan | ParticipationPlan) -> tu
     return tuple(counting.count_games(adjacency=release.adjacency))
 
 
-def _unsampled_games(release: CountPlan | ParticipationPlan) -> Iterator[Game]:
-    if isinstance(release, CountPlan):
-        yield from counting.count_games(adjacency=release.adjacency)
-    else:
-        yield from retrieving.retrieval_cases(rows=release.row_shape)
-
-
 def _vote_games(
     subject: Subject, *, sampling: str, shape: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[Game]:
