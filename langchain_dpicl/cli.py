@@ -29,7 +29,8 @@ from langchain_dpicl._cli_inputs import (
     read_json,
 )
 from langchain_dpicl._cli_ledger import add_ledger, done, redacted
-from langchain_dpicl._cli_plan import add_design, add_plan, check_options, planned, rule_options
+from langchain_dpicl._cli_options import typed_options
+from langchain_dpicl._cli_plan import RULE, add_design, add_plan, check_options, planned
 from langchain_dpicl._cli_ray import (
     add_ray,
     budget_from,
@@ -309,7 +310,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         generation_prompt=arguments.generation_prompt,
         grammar=load_grammar(arguments),
         mechanism=arguments.mechanism,
-        **rule_options(arguments),
+        **typed_options(arguments, RULE),
         rows=arguments.rows,
         num_slots=arguments.num_slots,
         shots_per_slot=arguments.shots_per_slot,
