@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._cli_options import add_share
 from langchain_dpicl._ledger_files import ExportedLedger, export_lines, is_export, read_export
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -99,9 +100,8 @@ def _file(text: str) -> Path:
 
 def _add_create(actions: Any) -> None:
     command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
-    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
-    command.add_argument("--delta", type=float, required=True, help="limit; at most 1/(10 * all declared units)")
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    limit = "limit; at most 1/(10 * all declared units)"
+    add_share(command, epsilon="limit for the ledger's whole life", delta=limit)
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
 
 

@@ -33,9 +33,8 @@ def flag(name: str) -> str:
 def add_options(command: Any, options: Mapping[str, Option]) -> None:
     """Adds options to a command or to a group of its options."""
     for name, option in options.items():
-        command.add_argument(
-            flag(name), type=option.kind, default=option.default, choices=option.choices, help=option.help
-        )
+        words = option.help if option.default is None else f"{option.help} (default {option.default})"
+        command.add_argument(flag(name), type=option.kind, default=option.default, choices=option.choices, help=words)
 
 
 def add_share(command: argparse.ArgumentParser, *, epsilon: str, delta: str | None = None) -> None:

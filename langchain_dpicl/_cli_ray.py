@@ -1,7 +1,6 @@
-"""What `dpicl generate --ray` adds: options, the workers' own places, a ledger that all of them reach. Prints nothing.
+"""Options, workers and ledger of `dpicl generate --ray`.
 
-What workers are told is public: file names, names of models, an address without a password. Each of them reads the
-records itself; none is sent.
+What workers are sent is public: file names, names of models, an address without a password. Each reads the records.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_inputs import load_model, read_records
+from langchain_dpicl._cli_inputs import load_model, new_budget, private_examples
+from langchain_dpicl._cli_options import check_absent
 from langchain_dpicl._cli_plan import declared, sizes_of
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -75,9 +75,7 @@ def check_ray(arguments: argparse.Namespace) -> None:
       ConfigurationError: the options do not go together.
     """
     if arguments.ray is None:
-        for name in _RAY:
-            if getattr(arguments, name) is not None:
-                raise ConfigurationError(f"--{name.replace('_', '-')}: expected none without --ray.")
+        check_absent(arguments, _RAY, where="without --ray")
         return
     if arguments.ledger is None and arguments.mechanism != _EVOLUTION:
         advice = "Make one: dpicl ledger create ADDRESS --epsilon E --delta D."
@@ -93,17 +91,8 @@ def check_ray(arguments: argparse.Namespace) -> None:
 
 def examples_from(arguments: argparse.Namespace) -> PrivateExamples:
     """Reads the records; they are shown nowhere."""
-    from langchain_dpicl.privacy.examples import PrivateExamples
-
-    return PrivateExamples(
-        read_records(Path(arguments.file)),
-        public_size=declared(sizes_of(arguments.public_size)),
-        text_key=arguments.text_key,
-        label_key=arguments.label_key,
-        labels=arguments.label,
-        unit_key=arguments.unit_key,
-        dataset_id=arguments.dataset_id,
-    )
+    sizes = declared(sizes_of(arguments.public_size))
+    return private_examples(arguments, public_size=sizes, label_key=arguments.label_key, labels=arguments.label)
 
 
 def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
@@ -116,8 +105,7 @@ def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 
     if arguments.ledger is None:
-        limits = {"epsilon": arguments.epsilon, "delta": arguments.delta}
-        return PrivacyBudgetCallbackHandler(**limits, adjacency=arguments.adjacency)
+        return new_budget(arguments)
     budget = PrivacyBudgetCallbackHandler.open(arguments.ledger)
     if budget.adjacency != arguments.adjacency:
         msg = f"--adjacency: expected {budget.adjacency}, as of the ledger, found {arguments.adjacency}."

@@ -23,6 +23,7 @@ from langchain_dpicl._cli_evolution import MECHANISM as EVOLUTION
 from langchain_dpicl._cli_evolution import add_evolution, check_evolution, evolution_from
 from langchain_dpicl._cli_inputs import (
     add_model,
+    add_records,
     check_out,
     load_grammar,
     load_named,
@@ -239,9 +240,8 @@ def _add_generate(commands: Any) -> None:
         epilog=_GENERATE_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    add_records(command)
     command.add_argument("--out", type=Path, required=True, help="JSON file for demonstrations and report")
-    command.add_argument("--text-key", default="text", help="field that holds the text (default: text)")
     command.add_argument("--label-key", help="field that holds the label")
     command.add_argument("--label", action="append", help="declared label, once per label")
     command.add_argument(
@@ -251,12 +251,9 @@ def _add_generate(commands: Any) -> None:
         metavar="[LABEL=]N",
         help="declared, not counted, number of units; once, or once per label",
     )
-    command.add_argument("--unit-key", help="field that names the person a record belongs to")
-    command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
     command.add_argument("--instruction", help="public description of the task, first in every prompt")
     command.add_argument("--generation-prompt", help="template of one record, text field last")
     add_model(command)
-    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     add_design(command)
     add_evolution(command, runs=True)
     add_ray(command)
