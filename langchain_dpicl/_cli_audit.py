@@ -1,8 +1,6 @@
-"""What `dpicl audit` does: finds what is to be audited, plays the audit and says what it found. Prints nothing itself.
+"""Runs `dpicl audit` on a plan's JSON or on an object imported by its dotted name."""
 
-Reads a plan's JSON, or imports an object by its dotted name from the environment that the command runs in, as pytest
-and uvicorn do. The audit reads no record and spends nothing; what the imported code does when it runs is its own.
-"""
+# Importing runs the user's code in the environment of the command, as pytest and uvicorn do.
 
 from __future__ import annotations
 

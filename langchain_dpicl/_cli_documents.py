@@ -1,4 +1,4 @@
-"""Runs `dpicl documents`: private documents in, a store of synthetic ones and a report out."""
+"""Runs `dpicl documents`: private documents in, synthetic documents and a report out."""
 
 from __future__ import annotations
 

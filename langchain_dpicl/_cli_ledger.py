@@ -1,7 +1,6 @@
-"""What `dpicl ledger` does: create, show, verify, export and back up a ledger. Prints nothing, reads no record.
+"""Runs `dpicl ledger`: create, show, verify, export, anchor and back up a ledger."""
 
-Everything in a ledger is public. Addresses of databases are not: what is shown never holds one.
-"""
+# Everything in a ledger is public. Addresses of databases are not: no output holds one.
 
 from __future__ import annotations
 

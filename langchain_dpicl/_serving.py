@@ -1,10 +1,8 @@
-"""A local engine behind LangChain's two interfaces: what a call asks for, and how text becomes pieces. For `models`.
+"""Adapts a local engine to LangChain's completion and chat interfaces, for public prompts."""
 
-Serves PUBLIC prompts, token by token. Knows nothing of privacy, and no engine by name: what has `generate`, `encode`,
-`count_tokens`, `token_bytes`, `eos` and `name` will do. What an engine may have besides: `top_k` and `top_p` of its
-`generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt that `generate` takes, and
-`ends_in_space(text)` where it puts a text into a frame of its own.
-"""
+# An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
+# `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
+# `generate`, and `ends_in_space(text)` where it puts a text into a frame of its own.
 
 from __future__ import annotations
 

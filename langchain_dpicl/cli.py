@@ -1,8 +1,7 @@
-"""The `dpicl` command: `epsilon`, `plan`, `discover`, `documents`, `generate`, `ledger`, `audit`.
+"""Runs the `dpicl` command."""
 
-The only room that prints. Hands records to `PrivateExamples` and never shows one: not their content, not their number,
-not the line of a fault.
-"""
+# The only module that prints. It passes records to `PrivateExamples` and shows nothing of them: no content, no number,
+# no line of a fault.
 
 from __future__ import annotations
 

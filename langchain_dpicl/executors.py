@@ -1,9 +1,7 @@
-"""Who does independent jobs elsewhere: what a worker is told, what it answers, and how jobs are handed out and again.
+"""Defines the protocol between driver and workers: orders, jobs, results and retries."""
 
-Knows no record, no model and no cluster. Orders, jobs and answers are public: they cross machines, and whoever runs the
-cluster may read them. A job is handed out once; again only after its worker is gone, and then as a job like any other,
-which pays for itself with tickets of its own.
-"""
+# Orders, jobs and answers are public: they cross machines, and the operator of the cluster may read them. A job is
+# handed out again only after its worker died, and then pays with tickets of its own, as any other job does.
 
 from __future__ import annotations
 

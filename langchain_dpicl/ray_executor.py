@@ -1,8 +1,7 @@
-"""Workers on a Ray cluster: processes with a place of their own, on this machine or on many. Knows no record.
+"""Runs workers on a Ray cluster, on this machine or on many."""
 
-What Ray carries, keeps and shows (arguments, answers, names, logs) is public: orders, jobs, and what was released. Ray
-never repeats a job by itself: what burns a ticket runs once for it.
-"""
+# What Ray carries, stores and shows (arguments, answers, names, logs) is public: orders, jobs and released results. Ray
+# never repeats a job by itself: what burns a ticket runs once for it.
 
 from __future__ import annotations
 

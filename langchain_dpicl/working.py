@@ -1,8 +1,7 @@
-"""What a worker process holds and does: it makes its own place, begins works in it, and answers in public words.
+"""Runs jobs inside a worker process, which makes its own model, records and budget."""
 
-Knows no cluster. Private examples are read by the worker itself, where it runs, and never leave it: neither in an
-answer, nor in an error, whose frames and words stay here.
-"""
+# The worker reads private examples where it runs. They never leave it: not in an answer, nor in an error, whose frames
+# and words stay in the process.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a component a tool of an agent: an allowance per thread, refusals that a model can read, the budget in view."""
+"""Makes a component a tool of an agent, with an allowance per thread and readable refusals."""
 
 from __future__ import annotations
 

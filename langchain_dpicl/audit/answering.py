@@ -1,4 +1,4 @@
-"""Games against components that answer queries one by one: votes, and answers in free form."""
+"""Games against components that answer single queries: votes and free-form answers."""
 
 from __future__ import annotations
 

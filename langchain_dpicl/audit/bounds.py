@@ -1,8 +1,6 @@
-"""What counts of outcomes prove: exact confidence bounds, and the least privacy loss that explains them.
+"""Computes exact confidence bounds from counts of outcomes, and the least privacy loss that explains them."""
 
-Knows events and numbers alone: no data, no model, no component. Every bound errs on the side of the audited code: what
-is called a violation is one, except with the stated probability.
-"""
+# Every bound errs on the side of the audited code: a reported violation is one, except with the stated probability.
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The worst cases of a method: for each mechanism, shape of rows and neighbouring relation, what tells most.
+"""Lists the worst-case games for each mechanism, row shape and neighbouring relation."""
 
-The noise is the audit's: one release has a mu, range or epsilon of about 2, where few answers tell a wrong scale. So is
-the clip of logits, 2, and their temperature, the default. All else is the user's. Every sample holds the target (forced
-inclusion): what a secret sample adds is audited by itself, in `sampled` and `parts`, since amplification would hide a
-wrong noise from any number of runs that one can afford.
-"""
+# The noise is the audit's own: one release has a mu, range or epsilon of about 2, where few answers reveal a wrong
+# scale; logits have clip 2 and the default temperature. Everything else is the user's. Every sample holds the target:
+# amplification would hide a wrong noise in any affordable number of runs, so `sampled` and `parts` audit sampling.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Builds the audited components over records that say what their rows are, with the worst engines. Knows no noise.
-
-Every one of them is the front room itself, as a user builds it, on a budget of its own in memory.
-"""
+"""Builds the audited components over made-up records and adversarial backends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Checks of counts of values: what a unit adds, the noise, the threshold, and games against the components themselves.
+"""Checks counts of values: contribution of a unit, noise, threshold, and games against the components."""
 
-The threshold of a user is passed by one unit so rarely that nobody could wait for it. So it is computed again, by a
-second source, and its law is played at a delta at which it can be seen.
-"""
+# A single unit passes the user's threshold too rarely to be observed. So its chance is recomputed from a second source,
+# and its law is played at a delta where it can be observed.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of synthetic documents: what a unit casts, the noise on the histogram, and one topic per unit, by itself.
-
-The texts are a generation like any other, and are audited as one. Here stands what comes before them.
-"""
+"""Checks topics and histogram of synthetic documents; their texts are audited as a generation."""
 
 from __future__ import annotations
 

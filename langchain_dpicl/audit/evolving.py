@@ -1,8 +1,6 @@
-"""Games against `PrivateEvolution`: what noisy histograms of votes tell apart, round by round. Knows no noise.
+"""Games against `PrivateEvolution`: votes on the same two candidates in every round."""
 
-The adversary chose the candidates, the embeddings and the model that writes: both candidates survive every round, so
-that the same two are voted on again and again.
-"""
+# The adversary chose candidates, embeddings and model, so that both candidates survive every round.
 
 from __future__ import annotations
 

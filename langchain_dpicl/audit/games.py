@@ -1,9 +1,8 @@
-"""Distinguishing games: what two neighbouring data sets let an adversary tell apart, against what is charged.
+"""Plays distinguishing games between neighbouring data sets and bounds the privacy loss from the outcomes."""
 
-The adversary knows everything but one unit: it chose the records, the engine and the questions, and sees the answers.
-From the answers alone a game bounds, from below and with stated confidence, what one release gives away, in the unit of
-the event that its ticket is charged for. Knows no noise and no internals of a component; the subclasses build those.
-"""
+# The adversary knows everything but one unit: it chose records, backend and queries, and sees the answers. From the
+# answers alone a game bounds from below, with stated confidence, the loss of one release, in the unit of the event that
+# its ticket is charged for.
 
 from __future__ import annotations
 

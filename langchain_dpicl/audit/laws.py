@@ -1,7 +1,6 @@
-"""The chances of a game's outcome in closed form, from noise-free sums: for the power of a game, and to check it.
+"""Computes the chances of a game's outcome in closed form, from noise-free sums."""
 
-A second source: written from the definitions, without the package's mechanisms.
-"""
+# A second source: written from the definitions, without the package's mechanisms.
 
 from __future__ import annotations
 

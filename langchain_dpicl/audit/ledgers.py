@@ -1,4 +1,4 @@
-"""What was charged, computed again: prices, tickets and reports of a configuration. Knows no records and no noise."""
+"""Recomputes prices, tickets and reports of a configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Membership inference against prompted models (Duan et al. 2023, section 3). Its results are NOT PRIVATE.
-
-Draws who is a member, has a target built of the members, and compares what it says of members and of others at the
-right label. Knows no prompt, no mechanism and no budget.
-"""
+"""Runs membership inference against prompted models (Duan et al. 2023, section 3); results are NOT PRIVATE."""
 
 from __future__ import annotations
 

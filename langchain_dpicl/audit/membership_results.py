@@ -1,8 +1,7 @@
-"""What a membership attack found: scores, and what they are worth. NOT PRIVATE, whatever was attacked. Knows no text.
+"""Holds the scores of a membership attack and their statistics; results are NOT PRIVATE."""
 
-A score reads the record that is asked about, and the numbers here add up what many releases say of it: no claim of any
-release covers that. A result goes into no report and beside no release; printing one shows its name and size only.
-"""
+# A score reads the record in question, and its statistics add up what many releases say of it: no claim of a release
+# covers that. A result belongs into no report and beside no release; printing one shows its name and size only.
 
 from __future__ import annotations
 

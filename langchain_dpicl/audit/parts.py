@@ -1,8 +1,7 @@
-"""Checks of the parts of a plan, each by itself, at the user's own sizes: sampler, places, rows, noise, price.
+"""Checks the parts of a plan one by one at the user's own sizes: sampler, slots, rows, noise."""
 
-A whole run hides a wrong part: amplification makes a wrong noise invisible, and noise a wrong rate. So each part is
-asked alone, as the plan holds it. Every test of chance is exact and shares one alarm. Knows plans and numbers alone.
-"""
+# A whole run hides a wrong part: amplification hides a wrong noise, and noise a wrong rate. Every statistical test is
+# exact, and the tests of a check share one false alarm rate.
 
 from __future__ import annotations
 

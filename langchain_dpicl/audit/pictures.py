@@ -1,8 +1,6 @@
-"""Pictures of audits and of utility: ROC curves, score histograms, claimed and audited epsilon. [extra: plot]
+"""Draws ROC curves, score histograms, and claimed against audited epsilon; needs the extra `plot`."""
 
-Draws what results say and computes no bound. A picture of membership scores is NOT PRIVATE, and says so. matplotlib is
-imported when a picture is drawn, without a display.
-"""
+# A picture of membership scores is NOT PRIVATE, and says so. matplotlib is imported when a picture is drawn.
 
 from __future__ import annotations
 

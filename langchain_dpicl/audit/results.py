@@ -1,4 +1,4 @@
-"""What an audit says: frozen results with a verdict each, and the report of all of them. Knows no component."""
+"""Frozen audit results with a verdict each, and their report."""
 
 from __future__ import annotations
 

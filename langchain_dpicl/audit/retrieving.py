@@ -1,8 +1,7 @@
-"""Checks of answers from retrieved documents: games over whole runs of queries, until units are exhausted and beyond.
+"""Checks answers from retrieved documents in games over whole runs of queries."""
 
-A trial is a run: the adversary asks a fresh component one query after the other, each chosen by the answers so far, and
-adds the noisy votes up. All of it has to stay below the one event that is charged, however long it is.
-"""
+# A trial is a run: the adversary asks a fresh component one query after the other, each chosen by the answers so far,
+# and adds up the noisy votes. However long the run is, it has to stay below the one event that is charged.
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Who is in a sample, as the engine sees it: once at most, as often as is charged, and anew for every release.
+"""Checks sampling as the backend sees it: at most once per unit, at the charged rate, anew for each release."""
 
-The front room itself runs, and its engine counts the prompts that hold a record. `parts` asks the same of the plan's
-sampler alone, at its own rate.
-"""
+# The component itself runs, and its backend counts the prompts that hold a record. `parts` checks the sampler alone.
 
 from __future__ import annotations
 

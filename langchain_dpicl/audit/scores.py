@@ -1,7 +1,6 @@
-"""What an attack's scores are worth: ROC curves, areas, rates, bands, what epsilon allows. Knows no record, no model.
+"""Computes ROC curves, areas, rates and confidence bands of attack scores, and what epsilon allows."""
 
-A higher score says "member". All rates are shares of members or non-members, in [0, 1].
-"""
+# A higher score says "member". All rates are shares of members or non-members, in [0, 1].
 
 from __future__ import annotations
 

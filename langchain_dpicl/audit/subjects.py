@@ -1,8 +1,7 @@
-"""What is audited: a plan, as `dpicl plan --json` shows it or as a component holds it, and what is claimed of it.
+"""Rebuilds the audited plan from its JSON or from a component, with what is claimed of it."""
 
-A plan's JSON is rebuilt with the package's own planner, at the noise that it states, so that its epsilon is computed
-again. Knows public numbers only: of a component its plan and its ledger are read, its records never.
-"""
+# The package's own planner rebuilds it at the stated noise, so that epsilon is computed again. Of a component only plan
+# and ledger are read, never its records.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Audits one configuration: which checks it needs, played one after the other. The room's front door.
+"""Selects and runs the checks of one configuration."""
 
-The records are made up and the model is a fake that tells them apart as well as can be, so nothing private is read and
-nothing of the budget is spent.
-"""
+# Records are made up and the model is a fake that distinguishes them perfectly: nothing private is read, and nothing of
+# the budget is spent.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Games against `PromptDPSGD`: what released weights tell apart, step by step, and which canaries a whole run knew."""
+"""Games against `PromptDPSGD`: released weights step by step, and canaries of a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores that left, again and again for one question: has every one of them the claimed noise, fresh each time?"""
+"""Checks that released scores have the claimed noise, fresh for each answer to the same query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Games against `DemonstrationSynthesizer`: what generated tokens tell apart, with every mechanism."""
+"""Games against `DemonstrationSynthesizer`: generated tokens, with every mechanism."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""One object's connection to a PostgreSQL server: turns, time limits, loss, fork, and no password in sight.
+"""Connects to PostgreSQL with transactions that time out, survive lost connections and show no password."""
 
-Knows no table and no ledger. Statements go out in one text, which is one round trip (behind the driver's pipelines
-servers forget to throw out who hangs in a transaction). Whatever the driver says is read and dropped: its messages and
-frames may hold the password, so an error leaves here with our own words only.
-"""
+# Statements of a transaction go out in one text, one round trip: with the driver's pipelines, servers do not end a
+# session that idles in a transaction. What the driver raises is read and dropped, since its messages and frames may
+# hold the password; errors that leave this module have our own words only.
 
 from __future__ import annotations
 

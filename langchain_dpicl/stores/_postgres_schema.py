@@ -1,8 +1,7 @@
-"""The tables of ledgers and anchors in PostgreSQL, version by version. Knows no connection, no rule of a ledger.
+"""Creates and migrates the tables of ledgers and anchors in PostgreSQL."""
 
-A version that was ever released is never changed: what comes later is added below. `setup()` brings a database up, in
-one transaction; opening a ledger only compares numbers.
-"""
+# A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
+# only compares version numbers.
 
 from __future__ import annotations
 

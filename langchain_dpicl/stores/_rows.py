@@ -1,8 +1,7 @@
-"""What stores of rows have in common: lines as rows, the last line, one transaction. Knows no database and no rule.
+"""Stores the lines of a ledger as rows, within one transaction, for every database."""
 
-A store keeps, beside the lines, the number and hash of the last one. Lines lost at the end, which no chain shows, are
-found by it; what is lost together with it is for an anchor to find.
-"""
+# The number and hash of the last line stand beside the lines. They reveal lines lost at the end, which the hash chain
+# cannot; where they are lost as well, only an anchor reveals it.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The file of a SQLite ledger: its tables, how it is opened, and what is refused. Knows no record and no budget rule.
+"""Creates, opens and checks the SQLite file of a ledger."""
 
-Opening changes nothing in a file that is not ours: what it is comes first, and only then its journal mode.
-"""
+# The kind of the file is checked before its journal mode is set, so that opening changes nothing in a foreign file.
 
 from __future__ import annotations
 

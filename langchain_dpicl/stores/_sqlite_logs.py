@@ -1,8 +1,7 @@
-"""The log beside a SQLite file: which files it is, who of this process holds them, what a removed one leaves behind.
+"""Tracks the write-ahead logs that this process has open, and handles removed ones."""
 
-Knows no budget rule and no transaction. What this process holds is never opened by other means: closing it again would
-drop SQLite's locks. What was removed is never written over what others wrote since.
-"""
+# Files that this process has open are never opened by other means: closing them would drop SQLite's locks. A removed
+# log is never written over what other processes wrote since.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""An anchor in a file: how far each ledger has come, kept where a restored backup does not reach. Knows no ledger.
+"""Stores the last line of each ledger in a file, to detect a ledger that was restored from a backup."""
 
-Put the file on another disk than the ledger: an anchor that is restored together with its ledger tells nothing.
-"""
+# The file belongs on another disk than the ledger: an anchor that is restored together with it reveals nothing.
 
 from __future__ import annotations
 

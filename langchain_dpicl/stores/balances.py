@@ -1,7 +1,6 @@
-"""Balances of an individual filter in a SQLite file, for the processes of one host.
+"""Stores the balances of an individual filter in a SQLite file, for the processes of one host."""
 
-The file is as private as the documents: it shows how often each unit was asked about.
-"""
+# The file is as private as the documents: it shows how often each unit was asked about.
 
 from __future__ import annotations
 

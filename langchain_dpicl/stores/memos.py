@@ -1,8 +1,7 @@
-"""What release memos have in common: answers that were released, kept where they outlive the process.
+"""Defines the release memo: released answers that outlive the process."""
 
-Knows no record, no model, no budget rule and no framework. All that is kept is released, hence public. A key holds
-hashes alone: they spell neither who asked nor what, and confirm a guess; a memo is to be protected as its ledger is.
-"""
+# All content is released, hence public. Keys hold hashes only: they reveal neither tenant nor query but confirm a
+# guess, so a memo is to be protected as its ledger is.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Ledgers in PostgreSQL, for more than one host, and anchors there. Knows no budget rule and no component.
+"""Stores ledgers and anchors in PostgreSQL, for more than one host."""
 
-A transaction locks the ledger's own row, so writers follow one another over all processes and hosts. Lines wait in
-this process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
-"""
+# A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
+# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
 
 from __future__ import annotations
 

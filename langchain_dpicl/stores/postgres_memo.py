@@ -1,4 +1,4 @@
-"""Released answers in PostgreSQL, for more than one host. Knows no ledger, no record and no framework."""
+"""Stores released answers in PostgreSQL, for more than one host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Ledgers in a SQLite file: durable, for the threads and processes of one host. Knows no record and no budget rule.
+"""Stores ledgers in a SQLite file, for the threads and processes of one host."""
 
-One writer at a time by SQLite's own lock, and every commit is on the disk before it returns. A file set back to an
-older copy is a sound ledger: an anchor in another place tells, this file cannot.
-"""
+# SQLite's lock admits one writer at a time, and every commit is on the disk before it returns. A file restored to an
+# older copy is a valid ledger: only an anchor in another place can tell.
 
 from __future__ import annotations
 

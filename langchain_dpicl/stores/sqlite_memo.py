@@ -1,4 +1,4 @@
-"""Released answers in a SQLite file, for the processes of one host."""
+"""Stores released answers in a SQLite file, for the processes of one host."""
 
 from __future__ import annotations
 

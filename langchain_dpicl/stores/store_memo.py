@@ -1,7 +1,6 @@
-"""Released answers in somebody else's store: LangChain's `BaseStore`, or LangGraph's. Knows neither package.
+"""Stores released answers in a LangChain `BaseStore` or a LangGraph store."""
 
-Such stores know no compare-and-swap, so two processes that ask the same at the same moment may both pay.
-"""
+# Such stores have no compare-and-swap: two processes that ask the same question at the same moment may both pay.
 
 from __future__ import annotations
 
