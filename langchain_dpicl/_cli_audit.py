@@ -50,15 +50,7 @@ def add_audit(commands: Any, *, run: Any) -> None:
 
 
 def audited(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
-    """Plays the audit and says what it found, result by result.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-
-    Returns:
-      0, or `VIOLATED`.
-    """
+    """Runs the audit and prints each result; returns 0, or `VIOLATED`."""
     from langchain_dpicl.audit import audit
 
     subject = _found(arguments.what)

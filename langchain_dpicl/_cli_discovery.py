@@ -54,15 +54,7 @@ def add_discover(commands: Any, *, run: Any) -> None:
 
 
 def discovered(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
-    """Plans, counts unless it is a dry run, and says what was released.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-
-    Returns:
-      0.
-    """
+    """Counts and prints what was released; with --dry-run, or without --out, prints the plan alone. Returns 0."""
     from langchain_dpicl.discovery_planning import plan_discovery
 
     counted = {

@@ -94,16 +94,7 @@ def add_documents(commands: Any, *, run: Any) -> None:
 def documented(
     arguments: argparse.Namespace, *, say: Callable[[str], object], complain: Callable[[str], object]
 ) -> int:
-    """Plans, releases unless it is a dry run, and says what was released.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-      complain: prints a fault.
-
-    Returns:
-      0; 2 after a run that was stopped, 130 after Ctrl-C: what was released is saved then, too.
-    """
+    """Releases documents, or prints the plan of a dry run; returns 0, 2 after a stop, 130 after Ctrl-C."""
     if arguments.dry_run or arguments.out is None:
         say(_plan_text(_planned(arguments)))
         return 0

@@ -54,7 +54,7 @@ def add_evolution(command: argparse.ArgumentParser, *, runs: bool) -> None:
 
 
 def check_evolution(arguments: argparse.Namespace) -> None:
-    """Refuses options of the other mechanisms beside this one, and its own beside others: they would change nothing."""
+    """Refuses options that would change nothing: those of other mechanisms here, and its own elsewhere."""
     if arguments.mechanism == MECHANISM:
         check_absent(arguments, _NONE, where=f"with --mechanism {MECHANISM}")
     else:
@@ -65,7 +65,7 @@ def check_evolution(arguments: argparse.Namespace) -> None:
 def evolution_from(
     arguments: argparse.Namespace, private: PrivateExamples, *, budget: Any, model: Any, embeddings: Any, **spread: Any
 ) -> PrivateEvolution:
-    """Checks everything, and has spent nothing yet."""
+    """Builds the component, which checks its arguments and spends nothing yet."""
     from langchain_dpicl.evolution import PrivateEvolution
 
     return PrivateEvolution.from_private_examples(
@@ -86,7 +86,7 @@ def evolution_from(
 
 
 def writer_of(arguments: argparse.Namespace, model: Any) -> Any:
-    """Returns the model that writes; an engine of ours writes at temperature 1, or all candidates would be alike."""
+    """Returns the model that writes; our own engines write at temperature 1, or all candidates would be alike."""
     from langchain_dpicl.backends.base import NextTokenBackend
     from langchain_dpicl.models import LocalLLM
 

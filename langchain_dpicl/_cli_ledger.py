@@ -44,7 +44,7 @@ A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other use
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a command has to say: its exit code, the text for stdout and the complaints for stderr."""
+    """Exit code, text for stdout and complaints for stderr."""
 
     code: int
     text: str = ""
@@ -149,7 +149,7 @@ def _path(where: str) -> Path:
 
 @contextlib.contextmanager
 def _opened(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
-    """Opens an existing ledger for as long as the command runs; makes none."""
+    """Opens an existing ledger for as long as the command runs."""
     store = _store(arguments.where, arguments.name)
     try:
         yield store
@@ -187,12 +187,7 @@ def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None
 
 
 def done(arguments: argparse.Namespace) -> Said:
-    """Does what was asked for.
-
-    Raises:
-      DPICLError: a fault that its message explains.
-      OSError: a file could not be read or written.
-    """
+    """Runs the command that was typed."""
     said: Said = arguments.act(arguments)
     return said
 
@@ -224,7 +219,7 @@ def _created(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
 
 
 def _adopt(arguments: argparse.Namespace) -> Said:
-    """Takes the ledger as it stands: nobody can tell whether it is the newest copy."""
+    """Makes a ledger known to an anchor, as it stands: nothing can tell whether it is the newest copy."""
     from langchain_dpicl.privacy.ledger import Budget
 
     _place(arguments.anchor)
@@ -337,7 +332,7 @@ def _operator_markdown(left: dict[str, float], open_ones: Sequence[dict[str, Any
 
 
 def _verify(arguments: argparse.Namespace) -> Said:
-    """Whatever keeps a ledger from being shown to be whole makes the exit code 1."""
+    """Verifies a ledger; any reason why it cannot be shown to be complete makes the exit code 1."""
     from langchain_dpicl._ledger_checks import check_ledger, read_receipts
     from langchain_dpicl.privacy.shown import UNREADABLE, why
 

@@ -185,7 +185,7 @@ def _planned_generation(arguments: argparse.Namespace, sizes: dict[str | None, i
 
 
 def _check_method(arguments: argparse.Namespace) -> None:
-    """Refuses options of the other methods: they would change nothing."""
+    """Refuses options of other methods, which would change nothing."""
     others = sorted(frozenset().union(*_ONLY.values()) - _ONLY[arguments.method])
     check_absent(arguments, others, where=f"with --method {arguments.method}")
     if arguments.method == "generation":
@@ -198,7 +198,7 @@ def _check_method(arguments: argparse.Namespace) -> None:
 
 
 def _check_declarable(sizes: dict[str | None, int], delta: float) -> None:
-    """Refuses sizes and a delta that a run would refuse, by asking the same rule on no records."""
+    """Refuses sizes and a delta that a run would refuse."""
     from langchain_dpicl.privacy.examples import PrivateExamples
 
     split = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
@@ -257,7 +257,7 @@ def _plan_of(
 def _comparison(
     sizes: dict[str | None, int], design: RowDesign, rule: TokenRule, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Returns the options, best first, and which to take for what."""
+    """Returns the options, best first, and the recommended ones."""
     from langchain_dpicl.recommendation import best_drawn, compare, thriftiest
 
     options = compare(

@@ -69,11 +69,7 @@ def add_ray(command: argparse.ArgumentParser) -> None:
 
 
 def check_ray(arguments: argparse.Namespace) -> None:
-    """Refuses options of a cluster without --ray, and a run on a cluster without a ledger that it spends from.
-
-    Raises:
-      ConfigurationError: the options do not go together.
-    """
+    """Refuses options of a cluster without --ray, and --ray without a shared ledger."""
     if arguments.ray is None:
         check_absent(arguments, _RAY, where="without --ray")
         return
@@ -90,18 +86,13 @@ def check_ray(arguments: argparse.Namespace) -> None:
 
 
 def examples_from(arguments: argparse.Namespace) -> PrivateExamples:
-    """Reads the records; they are shown nowhere."""
+    """Reads the records."""
     sizes = declared(sizes_of(arguments.public_size))
     return private_examples(arguments, public_size=sizes, label_key=arguments.label_key, labels=arguments.label)
 
 
 def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
-    """Returns a new budget in memory, or the ledger that was named.
-
-    Raises:
-      ConfigurationError: the ledger has another adjacency.
-      LedgerError: it cannot be opened.
-    """
+    """Returns a new budget in memory, or opens the ledger that was named."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 
     if arguments.ledger is None:
@@ -114,19 +105,14 @@ def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
 
 
 def driver_model(arguments: argparse.Namespace) -> Any:
-    """Returns the model; beside workers, which write, it plans alone and needs no GPU."""
+    """Returns the model; with workers the driver only plans, so it needs no GPU."""
     if arguments.ray is None or not Path(arguments.model).is_dir():
         return load_model(arguments)
     return load_model(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
 
 
 def spread_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a component is told beside its plan: nothing without --ray.
-
-    Raises:
-      ConfigurationError: Ray is not installed, or an address holds a password.
-      MemoError: what is released cannot be kept beside the ledger.
-    """
+    """Returns the executor, component name and delta of a run with --ray; nothing without."""
     if arguments.ray is None:
         return {}
     from langchain_dpicl.ray_executor import RayExecutor
@@ -150,11 +136,7 @@ def spread_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def workplace(**told: Any) -> Workplace:
-    """Returns a worker's place; called there, with what `spread_options` told it.
-
-    Raises:
-      DPICLError: a file, the model or the ledger cannot be opened there.
-    """
+    """Makes the worker's context from the options that `spread_options` sent it."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.working import Workplace
 
@@ -170,7 +152,7 @@ def workplace(**told: Any) -> Workplace:
 
 
 def _memo(ledger: str, size: int, *, may_make: bool = False) -> Any:
-    """Opens what was released beside the ledger: in its database, or in a file beside its file."""
+    """Opens the memo beside the ledger: in its database, or in a file beside its file."""
     if "://" in ledger:
         from langchain_dpicl.stores.postgres_memo import PostgresMemo
 

@@ -129,7 +129,7 @@ def _complain(message: str) -> int:
 
 
 def _say(text: str) -> None:
-    """Prints at once; a reader that has gone away does not stop what is being paid for."""
+    """Prints at once; a closed stdout does not stop a run that is being paid for."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -286,7 +286,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
-    """Reads records and model, checks everything, and has spent nothing yet."""
+    """Reads records and model and builds the component, which spends nothing yet."""
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
     check_evolution(arguments)
@@ -321,7 +321,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
 
 
 def _save(released: ReleasedDemonstrations, out: Path) -> bool:
-    """Saves what was released, or prints it: it is paid for."""
+    """Saves what was released, or prints it, since it is paid for."""
     try:
         released.save(out)
     except OSError as error:

@@ -64,7 +64,7 @@ class Answer:
 
     @classmethod
     def of_fault(cls, error: BaseException, *, tickets: int = 0) -> Answer:
-        """Returns what may be said of an error: of ours its words, of others the class alone."""
+        """Returns the public part of an error: the text of our own, the class alone of others."""
         name = type(error).__name__
         if not isinstance(error, DPICLError):
             return cls("fault", error=name, tickets=tickets)
@@ -72,7 +72,7 @@ class Answer:
         return cls("fault", error=name, message=str(error), numbers=numbers, tickets=tickets)
 
     def as_error(self) -> DPICLError:
-        """Returns a worker's fault as an error of this process; what is not ours is a failed call."""
+        """Returns a worker's fault as an error of this process; a foreign one becomes a failed call."""
         if self.numbers is not None:
             requested, remaining = self.numbers
             return PrivacyBudgetExceededError(self.message, requested=requested, remaining=remaining)
@@ -114,7 +114,7 @@ class Hand:
 
 @dataclass(slots=True)
 class _Flight:
-    """A job under way, or (job None) a work that is being begun, for a run, since a time."""
+    """A job in progress, or with `job` None an order being begun, for a run, since a time."""
 
     hand: Hand
     work: str
@@ -153,7 +153,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _hire(self) -> Any:
-        """Starts a worker, without waiting for it; returns its handle."""
+        """Starts a worker without waiting for it; returns its handle."""
 
     @abstractmethod
     def _dismiss(self, handle: Any) -> None:
@@ -161,19 +161,19 @@ class Executor(ABC):
 
     @abstractmethod
     def _begin(self, handle: Any, work: Work) -> Any:
-        """Has a worker begin a work; returns what its answer is awaited by."""
+        """Has a worker begin an order; returns a handle of its answer."""
 
     @abstractmethod
     def _do(self, handle: Any, key: str, job: Any) -> Any:
-        """Has a worker do a job; returns what its answer is awaited by."""
+        """Has a worker do a job; returns a handle of its answer."""
 
     @abstractmethod
     def _ready(self, awaited: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """Returns some of those whose answers are there, after at most so many seconds."""
+        """Returns handles whose answers have arrived, after at most so many seconds."""
 
     @abstractmethod
     def _answer(self, awaited: Any) -> Answer | None:
-        """Returns an answer that is there; None: the worker is gone."""
+        """Returns an answer that has arrived; None if the worker died."""
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Executor(ABC):
 
 
 class _Run(Generic[Job]):
-    """One run: what waits, what comes late, who has died."""
+    """The state of one run: waiting and retried jobs, deaths of workers, charged tickets."""
 
     def __init__(self, executor: Executor, work: Work, jobs: Sequence[Job]) -> None:
         self.executor = executor
@@ -248,7 +248,7 @@ class _Run(Generic[Job]):
                 yield None
 
     def _check_start(self) -> None:
-        """Stops a run that has no worker, and for which none comes; what replaces a dead one gets as long to start."""
+        """Stops a run without workers if none starts in time; a replacement gets as long to start."""
         executor = self.executor
         if any(self.key in hand.begun for hand in executor._hands):  # noqa: SLF001
             return
@@ -270,7 +270,7 @@ class _Run(Generic[Job]):
         return any(flight.work == self.key and flight.job is not None for flight in flights)
 
     def _hand_out(self) -> None:
-        """Gives every idle worker a job, and starts workers while there are jobs for them."""
+        """Gives every idle worker a job, and starts workers while jobs wait."""
         executor = self.executor
         at_work = {id(flight.hand) for flight in executor._flights.values()}  # noqa: SLF001
         idle = [hand for hand in executor._hands if id(hand) not in at_work]  # noqa: SLF001
@@ -296,7 +296,7 @@ class _Run(Generic[Job]):
         return None
 
     def _landed(self, awaited: Any) -> tuple[Job, Answer] | None:
-        """Takes an answer; returns what is to be told."""
+        """Handles an answer; returns the job and answer to report, if any."""
         flight = self.executor._flights.pop(awaited)  # noqa: SLF001
         answer = self.executor._answer(awaited)  # noqa: SLF001
         if answer is None:
@@ -323,7 +323,7 @@ class _Run(Generic[Job]):
             self.executor._hands.remove(hand)  # noqa: SLF001
 
     def _died(self, flight: _Flight) -> tuple[Job, Answer] | None:
-        """Notes that a worker is gone; another takes its place, and its job comes late."""
+        """Removes a dead worker; its job is retried behind the others."""
         self._let_go(flight.hand)
         key = ("begin",) if flight.job is None else flight.job
         self.deaths[key] += flight.run is self or flight.job is not None
@@ -380,7 +380,7 @@ class Elsewhere:
 
 
 async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:
-    """Yields what a run's steps bring, each taken in a thread; a step that brings nothing lets a cancellation in."""
+    """Yields the results of a run, each step in a thread; a step without a result lets a cancellation in."""
     try:
         while (found := await aside(lambda: next(made, _END))) is not _END:
             if found is not None:
@@ -390,7 +390,7 @@ async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:
 
 
 def not_paid(component: str, missing: int) -> PrivacyBudgetExceededError:
-    """Returns the error for jobs that no ticket is left for: workers died, or runs were stopped, within some."""
+    """Returns the error for jobs whose tickets burnt in dead workers or stopped runs."""
     msg = (
         f"{component!r}: requested {missing} more, remaining 0: the tickets that were to pay for them burnt in "
         "workers or runs that were stopped. What was released is kept; declare another component for more."

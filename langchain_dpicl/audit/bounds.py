@@ -42,11 +42,7 @@ def highest(hits: int, runs: int, alarm: float) -> float:
 
 
 def base_of(event: Event) -> GaussianEvent | BoundedRangeEvent | PureEvent:
-    """Returns the release inside an event, as it is on a sample that holds the target for sure.
-
-    Raises:
-      UnknownEventError: several releases, or one that no game is played against.
-    """
+    """Returns the release inside an event, as on a sample that certainly holds the target."""
     if isinstance(event, SubsampledEvent):
         return base_of(event.event)
     if isinstance(event, SampledBallEvent):

@@ -73,18 +73,7 @@ def vote_cases(
     abstains: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Game]:
-    """Yields the worst cases of votes for labels.
-
-    Args:
-      kind: against which component.
-      mechanism: its name.
-      rows: "slots" or "units".
-      adjacency: neighbouring relation.
-      sampling: of the rows.
-      has_vectors: whether noisy votes leave.
-      abstains: whether too few votes are no answer.
-      options: further options of the component.
-    """
+    """Yields the worst cases of votes for labels; `has_vectors` where noisy votes leave as well."""
     noise, moved = _TEST_NOISE[mechanism], _is_moved(rows, adjacency)
     found = _two(mechanism, rows, adjacency, sampling=sampling)
     given = {
@@ -225,15 +214,7 @@ def free_form_cases(*, aggregation: str, rows: str, adjacency: str, sampling: st
 def token_cases(
     *, mechanism: str, rows: str, adjacency: str, sampling: str = "poisson", rule: Mapping[str, Any] | None = None
 ) -> Iterator[Game]:
-    """Yields the worst case of one generated token.
-
-    Args:
-      mechanism: its name, the logit mechanisms included.
-      rows: "slots" or "units".
-      adjacency: neighbouring relation.
-      sampling: of the rows.
-      rule: parameters of a logit mechanism.
-    """
+    """Yields the worst case of one generated token; `rule` holds the parameters of a logit mechanism."""
     moved = _is_moved(rows, adjacency)
     is_logit = mechanism in LOGIT_MECHANISMS
     noise = 0.5 if is_logit else _TEST_NOISE[mechanism]

@@ -51,13 +51,7 @@ def _declared(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[
 
 
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
-    """Builds a voting component over units that vote as their texts say; every query is charged.
-
-    Args:
-      units: text of each unit; see `ReadVotes`.
-      engine: takes the place of a fresh `ReadVotes`.
-      **options: of `from_private_examples`, and `public_size` and `adjacency`.
-    """
+    """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
     usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
     given, size, adjacency = _declared(options, {**usual, "max_queries": 1_000})
     return DPVotingRunnable.from_private_examples(
@@ -91,14 +85,7 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
 
 
 def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options: Any) -> PromptPATELabeler:
-    """Builds a labelling over units that vote as their texts say, with more inputs than its share pays for.
-
-    Args:
-      units: text of each unit; see `ReadVotes`.
-      paid: inputs that the share pays for.
-      engine: takes the place of a fresh `ReadVotes`.
-      **options: of `from_private_examples`, and `public_size`, `adjacency` and `labels`.
-    """
+    """Builds a labeler over units that vote as their texts say, with more inputs than its share pays for."""
     given, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "abstain_below": None, "labels": _LABELS})
     labels = given.pop("labels")
     if given.get("teachers") != "fixed":
@@ -128,15 +115,7 @@ def synthesizer_of(
     engine: Any = None,
     **options: Any,
 ) -> DemonstrationSynthesizer:
-    """Builds a generation of texts of one token each over units whose texts are logits; see `ReadTokens`.
-
-    Args:
-      units: text of each unit.
-      tokens: demonstrations, each of one token.
-      public: logits after the public prompt.
-      engine: takes the place of a fresh one.
-      **options: of `from_private_examples`, and `public_size` and `adjacency`.
-    """
+    """Builds a generation of one-token texts over units whose texts are logits (`ReadTokens`)."""
     usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "mechanism": "gumbel"}
     given, size, adjacency = _declared(options, {**usual, "max_tokens": 1, "public_top_k": None})
     reader = ReadLogits if given["mechanism"] in LOGIT_MECHANISMS else ReadTokens
@@ -152,16 +131,7 @@ def synthesizer_of(
 
 
 def training_of(units: Sequence[str], steps: int, *, engine: ReadGradients, **options: Any) -> TrainingRun:
-    """Prepares a training whose engine gives the gradients that units ask for; see `ReadGradients`.
-
-    Plain steps of size 1: the weights show every released average.
-
-    Args:
-      units: text of each unit.
-      steps: training steps.
-      engine: gives the gradients, and may spy.
-      **options: of `PromptDPSGD.prepare`, and `public_size`, `adjacency` and `delta`.
-    """
+    """Prepares a training on the gradients that units ask for, with plain steps of size 1: weights show averages."""
     given, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "l2_clip_norm": 0.1, "optimizer": "sgd"})
     del given["num_slots"]
     given = {"learning_rate": 1.0, "expected_batch_size": size, "epsilon": _EPSILON / 2, **given}

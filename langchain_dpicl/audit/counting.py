@@ -49,12 +49,7 @@ def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
 
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
-    """Builds a count of two declared values over units that each hold one, on a budget of its own.
-
-    Args:
-      values: of each unit.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
+    """Builds a count of two declared values over units that each hold one, on a budget of its own."""
     given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, **options}
     return UnitCounter.from_private_examples(
         _private(values),
@@ -67,12 +62,7 @@ def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
 
 
 def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
-    """Builds a discovery over units that each hold one value, on a budget of its own.
-
-    Args:
-      values: of each unit.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
+    """Builds a discovery over units that each hold one value, on a budget of its own."""
     given = {"adjacency": "add_remove", **_SEEN, **options}
     return ValueDiscovery.from_private_examples(
         _private(values), FIELD, budget=_budget(given.pop("adjacency")), epsilon=_EPSILON / 2, **given
@@ -128,11 +118,7 @@ class _Side:
 
 
 def count_games(*, adjacency: str) -> Iterator[CountGame]:
-    """Yields the worst case of declared counts: one value that comes, or turns into another.
-
-    Args:
-      adjacency: neighbouring relation.
-    """
+    """Yields the worst case of declared counts: one value that is added, or replaced by another."""
     moved = 2 if adjacency == "replace_one" else 1
 
     def law(factor: float) -> tuple[float, float]:
@@ -151,11 +137,7 @@ def count_games(*, adjacency: str) -> Iterator[CountGame]:
 
 
 def count_checks(release: CountPlan) -> Iterator[Named]:
-    """Yields the checks of one plan of counts, games excepted.
-
-    Args:
-      release: the plan.
-    """
+    """Yields the checks of one plan of counts, except for games."""
     yield "values: one unit adds no more than charged", lambda: contribution(release)
     yield "noise: scale, at your own size", lambda: noise(release)
     if release.mechanism.threshold is not None:
@@ -164,7 +146,7 @@ def count_checks(release: CountPlan) -> Iterator[Named]:
 
 
 def contribution(release: CountPlan) -> AuditResult:
-    """Checks that no unit, however many records and values it has, moves the counts by more than is charged."""
+    """Checks that no unit, with any number of records and values, moves the counts by more than is charged."""
     rule, most = release.rule, release.l1_sensitivity
     name = rule.name or "text"
     declared = rule.declared or tuple(f"value {place}" for place in range(12))

@@ -35,12 +35,7 @@ _VOCABULARY = (MINE, OTHER, _THIRD, _FOURTH)
 
 
 def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
-    """Builds a store of documents over units of two keywords each; its histogram makes no topic, so no text is written.
-
-    Args:
-      units: text of each unit.
-      **options: of `from_private_examples`; `adjacency`, and `noise_multiplier` of the histogram.
-    """
+    """Builds documents over units of two keywords; the histogram makes no topic, so no text is written."""
     given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, "least_units": 10**6, **options}
     epsilon = 1.0 / given.pop("noise_multiplier") / _SHARE
     return DocumentSynthesizer.from_private_examples(
@@ -112,11 +107,7 @@ class _Side:
 
 
 def document_games(*, adjacency: str) -> Iterator[TopicGame]:
-    """Yields the worst case of a histogram: a unit with all its keywords comes, or turns into one with others.
-
-    Args:
-      adjacency: neighbouring relation.
-    """
+    """Yields the worst case of a histogram: a unit with all its keywords is added, or replaced by another."""
     moved = 4 if adjacency == "replace_one" else 2
 
     def law(factor: float) -> tuple[float, float]:
@@ -135,11 +126,7 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
 
 
 def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
-    """Yields the checks of what comes before the texts, games excepted.
-
-    Args:
-      plan: of both steps.
-    """
+    """Yields the checks of histogram and topics, except for games."""
     yield "keywords: one unit adds no more than charged", lambda: keywords(plan)
     yield "noise: scale, at your own size", lambda: counting.noise(plan.topics)
     yield "topics: one unit has one, by itself", lambda: topics(plan)

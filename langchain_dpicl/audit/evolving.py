@@ -28,14 +28,7 @@ _TEST_NOISE = 0.5
 
 
 def evolution_of(units: Sequence[str], rounds: int, *, embeddings: Any = None, **options: Any) -> PrivateEvolution:
-    """Builds an evolution between two candidates over units of several records each, which say "yes" or "no".
-
-    Args:
-      units: what the records of each unit say.
-      rounds: histograms that the share pays for.
-      embeddings: take the place of `Opposite`.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
+    """Builds an evolution between two candidates over units of several records that say "yes" or "no"."""
     given: dict[str, Any] = {"noise_multiplier": _TEST_NOISE, **options}
     adjacency = given.pop("adjacency", "add_remove")
     records = [{"text": said, "unit": place} for place, said in enumerate(units) for _ in range(MANY)]

@@ -86,7 +86,7 @@ class Game(ABC):
 
     @abstractmethod
     def event(self, side: Any) -> Event:
-        """Returns what one trial is charged for.
+        """Returns the event that one trial is charged for.
 
         Args:
           side: one side of the game.

@@ -67,12 +67,7 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
 
 
 def skipped(check: str, why: str) -> AuditResult:
-    """Returns the result of a check that does not fit what is audited.
-
-    Args:
-      check: its name.
-      why: it does not.
-    """
+    """Returns the result of a check that does not apply, with the reason."""
     return AuditResult(check=check, verdict="skipped", confidence=1.0, details=(why,))
 
 
@@ -305,13 +300,7 @@ def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
 
 
 def freshness(ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: fresh for every answer") -> AuditResult:
-    """Checks that the answer to one question, at a tie, is a fair coin that is thrown anew each time.
-
-    Args:
-      ask: asks once; whether the first of two equal candidates won.
-      runs: how often to ask.
-      name: of the check.
-    """
+    """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
     coins = [ask() for _ in range(runs)]
     found = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)

@@ -48,12 +48,7 @@ class ReadTopics(Embeddings):
 
 
 def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunnable:
-    """Builds the component over units that vote as they say, where they are near.
-
-    Args:
-      units: of each its vote and where it lies, such as "1,0 a 0.9".
-      **options: of `from_private_examples`.
-    """
+    """Builds the component over units given as vote and place, such as "1,0 a 0.9"."""
     given: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
     if given["rows"] == "slots":
         given.setdefault("num_slots", _CROWD + 1)
@@ -141,11 +136,7 @@ class RetrievingSide:
 
 
 def retrieval_cases(*, rows: str) -> Iterator[RetrievalGame]:
-    """Yields the worst cases of runs, and those in which published ways of retrieval leak.
-
-    Args:
-      rows: "units" or "slots".
-    """
+    """Yields the worst cases of runs, and those in which published ways of retrieval leak."""
     options: dict[str, Any] = {"rows": rows, "noise_multiplier": _NOISE}
     scale = _NOISE * (1.0 if rows == "units" else math.sqrt(2.0))
     mine, long = f"{YES} a 1", float(_LONG[rows])

@@ -74,14 +74,7 @@ PRESENCES: Mapping[str, Callable[..., Presences]] = {
 
 
 def inclusion(method: str, options: Mapping[str, Any], *, runs: int = 160, name: str = "") -> AuditResult:
-    """Checks that a unit that joins half of the samples does, by a fair coin for every release, and once at most.
-
-    Args:
-      method: a key of `PRESENCES`.
-      options: of the component: mechanism, rows, adjacency.
-      runs: releases to look at.
-      name: of the check.
-    """
+    """Checks that a unit is in half of the samples, by a fair coin for every release, and at most once in each."""
     found = list(PRESENCES[method](runs, **{**options, "public_size": 2, "num_slots": 1}))
     return judged(found, name=name or "samples: drawn anew, at the charged rate, as the engine sees them")
 

@@ -36,7 +36,7 @@ ONE_RUN = "one run, many canaries"
 
 
 class Check(NamedTuple):
-    """One check: what its result is called if there is none, and how it is played."""
+    """One check: the name of its result, and the function that makes it."""
 
     name: str
     play: Callable[[], AuditResult]
@@ -105,7 +105,7 @@ def assert_private(subject: Any, *, allow_undecided: bool = False, **options: An
 
 
 def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
-    """Plays one check after the other; what one of them raises does not take the results of the others along."""
+    """Runs the checks one after the other; an exception in one leaves the results of the others."""
     while True:
         try:
             check = _alone(lambda: next(checks, None))
@@ -122,13 +122,13 @@ def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
 
 
 def _failed(check: str, error: Exception) -> AuditResult:
-    """Returns the result of a check that did not come to its end: the class of what it raised, and none of its text."""
+    """Returns the result of a check that raised: the class of the exception, none of its text."""
     why = f"it raised {type(error).__name__}, so nothing is known of what it looks at"
     return AuditResult(check=check, verdict="failed", confidence=1.0, details=(why,))
 
 
 def _alone(action: Callable[[], T]) -> T:
-    """Runs something away from the caller's context, which may hold a budget and handlers that count every run."""
+    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs."""
 
     def untraced() -> T:
         with tracing_context(enabled=False):
@@ -167,7 +167,7 @@ def _rows_of(subject: Subject) -> ReleasePlan:
 
 
 def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[Check]:
-    """Yields what is looked at in samples, rows and their noise."""
+    """Yields the checks of samples, rows and noise."""
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
@@ -190,7 +190,7 @@ def _freshness(subject: Subject) -> AuditResult:
 
 
 def _score_checks(subject: Subject) -> Iterator[Check]:
-    """Yields what is looked at where noisy votes leave."""
+    """Yields the checks of released scores."""
     release = _rows_of(subject)
     if subject.options.get("with_scores"):
         shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
@@ -201,7 +201,7 @@ def _score_checks(subject: Subject) -> Iterator[Check]:
 
 
 def _one_run(options: dict[str, Any]) -> AuditResult:
-    """Trains with canaries where they could refute the claim."""
+    """Trains with canaries if they could refute the claim."""
     if not can_refute(options):
         why = "more is claimed than its guesses could refute, even without any noise"
         return parts.skipped(ONE_RUN, why)
@@ -209,7 +209,7 @@ def _one_run(options: dict[str, Any]) -> AuditResult:
 
 
 def _sample_checks(subject: Subject) -> Iterator[Check]:
-    """Yields what an engine sees of samples; fixed teachers have none, and one deal or sample serves many releases."""
+    """Yields the checks of samples as the backend sees them, if every release draws a sample of its own."""
     release, design = _rows_of(subject), getattr(subject.plan, "design", None)
     is_kept = getattr(subject.plan, "teachers", "fresh") != "fresh" or subject.method == "evolution"
     if is_kept or (design is not None and design.sampling != "poisson"):
@@ -291,7 +291,7 @@ def _space(subject: Subject) -> str:
 
 
 def _coin_of(subject: Subject) -> Callable[[], bool] | None:
-    """Returns what asks a component with two equal candidates once; None where its games tell as much."""
+    """Returns a query with two equal candidates; None where the games reveal as much."""
     mechanism = _rows_of(subject).mechanism.name
     if subject.method not in {"voting", "pate"} or mechanism == ConfidentGNMaxMechanism.name:
         return None

@@ -178,12 +178,7 @@ def right_without_noise(share: float, *, count: int, is_replaced: bool = False) 
 
 
 def can_refute(options: dict[str, Any], *, count: int = CANARIES) -> bool:
-    """Returns whether the claim of such a run is small enough for canaries to refute it if there were no noise.
-
-    Args:
-      options: as of `canaries`, with a noise multiplier.
-      count: canaries.
-    """
+    """Returns whether canaries could refute the claim of such a run if there were no noise."""
     plan = plan_training(
         count,
         epsilon=None,
