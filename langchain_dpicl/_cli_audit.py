@@ -80,17 +80,17 @@ def _imported(module: str, name: str, *, is_called: bool) -> Any:
     here, problem = os.getcwd(), ""  # noqa: PTH109  an entry of sys.path is a text
     if here not in sys.path:
         sys.path.insert(0, here)
-    found: Any = None
+    target: Any = None
     try:
-        found = importlib.import_module(module)
+        target = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
         if is_called:
-            found = found()
+            target = target()
     # Code that leaves when it is imported was not audited either.
     except (Exception, SystemExit) as error:  # noqa: BLE001  theirs; its message may quote anything
         problem = type(error).__name__
     if problem:
         what = f"{module}:{name}" + ("()" if is_called else "")
         raise ConfigurationError(f"audit: expected {what} to be importable, found {problem}. Try it in Python.")
-    return found
+    return target

@@ -114,18 +114,18 @@ def _plan_text(plan: DiscoveryPlan) -> str:
     return "\n".join(lines)
 
 
-def _counts_text(found: ReleasedCounts) -> list[str]:
-    if not found.counts:
+def _counts_text(released: ReleasedCounts) -> list[str]:
+    if not released.counts:
         return ["nothing reached the threshold"]
     from langchain_dpicl.privacy.count_margins import noise_margin
 
-    margin = noise_margin(found.release.scale, 0.95)  # not `public_size`, which is never below 1
-    width = max(len(value) for value in found.counts)
+    margin = noise_margin(released.release.scale, 0.95)  # not `public_size`, which is never below 1
+    width = max(len(value) for value in released.counts)
     head = f"{'value':<{max(width, 5)}}  noisy count  at least (95 % each)"
     return [
         head,
         *(
             f"{value:<{max(width, 5)}}  {count:>11,}  {max(0, count - margin):>8,}"
-            for value, count in found.counts.items()
+            for value, count in released.counts.items()
         ),
     ]

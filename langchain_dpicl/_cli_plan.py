@@ -302,8 +302,8 @@ def _command(option: dict[str, Any], mechanism: str, asked: dict[str, Any]) -> s
     if option["mechanism"] != mechanism:
         return command
     # Where both are given, the noise follows from them: the comparison leaves the clip out.
-    kept = {name: value for name, value in asked.items() if not (name == "clip" and "temperature" in asked)}
-    return command + "".join(f" {flag(name)} {value}" for name, value in kept.items())
+    options = {name: value for name, value in asked.items() if not (name == "clip" and "temperature" in asked)}
+    return command + "".join(f" {flag(name)} {value}" for name, value in options.items())
 
 
 def _plan_text(out: dict[str, Any]) -> str:

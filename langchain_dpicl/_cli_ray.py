@@ -117,20 +117,20 @@ def spread_options(arguments: argparse.Namespace) -> dict[str, Any]:
         return {}
     from langchain_dpicl.ray_executor import RayExecutor
 
-    told = {**vars(arguments), "file": str(arguments.file.resolve())}
-    told["memo_size"] = max(4096, len(arguments.label or ()) * arguments.shots_per_label, arguments.shots_per_label)
+    values = {**vars(arguments), "file": str(arguments.file.resolve())}
+    values["memo_size"] = max(4096, len(arguments.label or ()) * arguments.shots_per_label, arguments.shots_per_label)
     if arguments.ledger is not None and "://" not in arguments.ledger:
-        told["ledger"] = str(Path(arguments.ledger).resolve())
+        values["ledger"] = str(Path(arguments.ledger).resolve())
     executor = RayExecutor(
         "langchain_dpicl._cli_ray:workplace",
-        options={name: told[name] for name in _TOLD},
+        options={name: values[name] for name in _TOLD},
         address=None if arguments.ray == LOCAL else arguments.ray,
         num_workers=2 if arguments.workers is None else arguments.workers,
         num_gpus=arguments.gpus_per_worker or 0.0,
     )
     if arguments.ledger is None:
         return {"executor": executor}
-    _memo(told["ledger"], told["memo_size"], may_make=True)
+    _memo(values["ledger"], values["memo_size"], may_make=True)
     name = arguments.component or f"generate-{arguments.dataset_id}"
     return {"executor": executor, "component": name, "delta": arguments.delta}
 

@@ -199,12 +199,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
-    said = done(arguments)
-    if said.text:
-        _say(said.text)
-    for complaint in said.complaints:
+    output = done(arguments)
+    if output.text:
+        _say(output.text)
+    for complaint in output.complaints:
         _complain(redacted(complaint, [arguments.where]))
-    return said.code
+    return output.code
 
 
 # -- dpicl discover ----------------------------------------------------------------------------------------------
@@ -294,8 +294,8 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
     private, budget, model = examples_from(arguments), budget_from(arguments), driver_model(arguments)
     spread = spread_options(arguments)
     if arguments.mechanism == EVOLUTION:
-        given = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
-        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=given, **spread)
+        embeddings = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
+        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=embeddings, **spread)
         return made, budget
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,

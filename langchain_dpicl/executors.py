@@ -76,10 +76,10 @@ class Answer:
         if self.numbers is not None:
             requested, remaining = self.numbers
             return PrivacyBudgetExceededError(self.message, requested=requested, remaining=remaining)
-        found = getattr(exceptions, self.error, None) if self.message else None
-        if isinstance(found, type) and issubclass(found, DPICLError):
+        kind = getattr(exceptions, self.error, None) if self.message else None
+        if isinstance(kind, type) and issubclass(kind, DPICLError):
             with suppress(TypeError):  # one that holds more than words
-                return found(self.message)
+                return kind(self.message)
         return ModelCallError(self.message or f"a worker's call failed ({self.error or 'no answer'})")
 
 
@@ -240,9 +240,9 @@ class _Run(Generic[Job]):
                 time.sleep(_PAUSE)
             ready = executor._ready(awaited, _PAUSE) if awaited else ()  # noqa: SLF001
             for one in ready:
-                found = self._landed(one)
-                if found is not None:
-                    yield found
+                result = self._landed(one)
+                if result is not None:
+                    yield result
             if not ready:
                 self._check_start()
                 yield None
@@ -382,9 +382,9 @@ class Elsewhere:
 async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:
     """Yields the results of a run, each step in a thread; a step without a result lets a cancellation in."""
     try:
-        while (found := await aside(lambda: next(made, _END))) is not _END:
-            if found is not None:
-                yield found
+        while (result := await aside(lambda: next(made, _END))) is not _END:
+            if result is not None:
+                yield result
     finally:
         await aside(made.close)
 

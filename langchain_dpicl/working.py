@@ -89,8 +89,8 @@ class Workplace(Uncopyable):
 
     def __repr__(self) -> str:
         shown = {"private": self.private, "budget": self.budget, "memo": self.memo}
-        told = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
-        return f"Workplace(llm={type(self.llm).__name__}, {told})"
+        parts = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
+        return f"Workplace(llm={type(self.llm).__name__}, {parts})"
 
 
 class TurnLostError(MemoError):
@@ -142,11 +142,11 @@ def check_reached(budget: Budget, *, is_one_host: bool) -> None:
     _check_shared("ledger", budget._store, SQLiteStore, is_one_host=is_one_host)  # noqa: SLF001
 
 
-def _check_shared(what: str, found: Any, file_kind: type[Any], *, is_one_host: bool) -> None:
+def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:
     """Refuses a ledger or memo that other processes or hosts do not share."""
-    kind = type(found)
+    kind = type(target)
     is_server = kind.__module__.startswith("langchain_dpicl.stores.postgres")
-    if is_server or (is_one_host and isinstance(found, file_kind)):
+    if is_server or (is_one_host and isinstance(target, file_kind)):
         return
     file = " or, where all workers were started on this host, a SQLite file" if is_one_host else ""
     raise LedgerError(
@@ -176,18 +176,18 @@ class Setup:
           DPICLError: it raised an error of ours, whose words are public.
         """
         module, _, attribute = self.name.partition(":")
-        found: Any = None
+        result: Any = None
         try:
-            found = getattr(importlib.import_module(module), attribute)(**self.options)
-            kind = type(found).__name__
+            result = getattr(importlib.import_module(module), attribute)(**self.options)
+            kind = type(result).__name__
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  whatever the user's module raises
             kind = type(error).__name__
-        if not isinstance(found, Workplace):
+        if not isinstance(result, Workplace):
             msg = f"workplace: expected {self.name} to return a Workplace, found {kind}."
             raise ConfigurationError(f"{msg} Workers import its module: install it there, or set their PYTHONPATH.")
-        return found
+        return result
 
 
 class Worker:

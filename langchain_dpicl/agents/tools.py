@@ -195,13 +195,13 @@ def private_tool(
             refused = desk.refusal(error)
         raise refused
 
-    given = component.tool_defaults()
+    defaults = component.tool_defaults()
     return QueryTool.from_function(
         func=ask,
         coroutine=aask,
         name=name,
-        description=given["description"] if description is None else description,
-        args_schema=given["args_schema"],
+        description=defaults["description"] if description is None else description,
+        args_schema=defaults["args_schema"],
         response_format="content_and_artifact",
         handle_tool_error=True,
     )

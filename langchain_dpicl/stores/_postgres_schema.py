@@ -140,8 +140,8 @@ class Tables:
         """Returns the version of the tables; 0: there are none."""
         if not connection.execute(_IS_THERE, [self.schema]).fetchall():
             return 0
-        found = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
-        return int(found[0][0])
+        rows = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
+        return int(rows[0][0])
 
     def check_version(self, connection: Connection, where: str) -> None:
         """Refuses tables of another version.

@@ -210,8 +210,8 @@ class Link:
 
     def leave_removed_log(self, path: Path, place: Place) -> None:
         """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
-        held = self.held  # which another thread may be leaving just now
-        if self.connection is None or self.place != place or held is None or held.log == log_of(path):
+        files = self.held  # which another thread may be leaving just now
+        if self.connection is None or self.place != place or files is None or files.log == log_of(path):
             return
         if not self.lock.acquire(blocking=False):
             raise LedgerUnavailableError(
@@ -224,10 +224,10 @@ class Link:
 
     def before_fork(self) -> bool:
         """Closes the file until it is used again, unless it is in use; returns whether `lock` was taken."""
-        taken = self.lock.acquire(timeout=self.timeout)
-        if taken and self.connection is not None and not self.connection.in_transaction:
+        is_locked = self.lock.acquire(timeout=self.timeout)
+        if is_locked and self.connection is not None and not self.connection.in_transaction:
             self._drop()
-        return taken
+        return is_locked
 
     def in_child(self, *, was_at_rest: bool) -> None:
         """Forgets the threads of the parent; a connection left open, or being opened, is kept and refused."""

@@ -122,9 +122,9 @@ class SQLiteBalances(Opaque):
           PrivacyBudgetMismatchError: the file is another filter's.
         """
         wanted = self._own(terms)
-        found = self._file.read(lambda connection: self._line(connection, wanted))
-        self._terms = self._terms if found is None else wanted
-        return found
+        line = self._file.read(lambda connection: self._line(connection, wanted))
+        self._terms = self._terms if line is None else wanted
+        return line
 
     def take_up(self, terms: Mapping[str, Any], buy: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool]:
         """Takes the file for a filter: pays for it if nobody has, and says which line did, and whether just now.
@@ -148,9 +148,9 @@ class SQLiteBalances(Opaque):
             connection.execute("UPDATE filter SET terms = ?, line = ?, most = ?", values)
             return paid, True
 
-        taken = self._file.write(take)
+        result = self._file.write(take)
         self._terms = wanted
-        return taken
+        return result
 
     def debit(self, units: Sequence[str], settled: int) -> list[bool]:
         """Takes one participation off every unit that has one left, durably; see `Balances`.
@@ -170,7 +170,9 @@ class SQLiteBalances(Opaque):
             key = self._key(connection)
             names = [blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=32).digest() for unit in units]
             has_one = [_taken(connection, name) < most for name in names]
-            connection.executemany(_COUNT, [(name,) for name, left in zip(names, has_one, strict=True) if left])
+            connection.executemany(
+                _COUNT, [(name,) for name, is_let_in in zip(names, has_one, strict=True) if is_let_in]
+            )
             connection.execute("UPDATE filter SET releases = releases + 1")
             return has_one
 
@@ -197,10 +199,10 @@ class SQLiteBalances(Opaque):
         return wanted
 
     def _line(self, connection: sqlite3.Connection, wanted: str) -> Mapping[str, Any] | None:
-        (found,) = self._row(connection, terms=str | None)
-        if found not in {None, wanted}:
+        (stored,) = self._row(connection, terms=str | None)
+        if stored not in {None, wanted}:
             raise self._mismatch()
-        return None if found is None else self._read(*self._row(connection, line=str))
+        return None if stored is None else self._read(*self._row(connection, line=str))
 
     def _most(self, connection: sqlite3.Connection, settled: int) -> int:
         """Returns how often a unit may take part, of a file that is still the filter's own and has missed nothing."""
@@ -219,12 +221,10 @@ class SQLiteBalances(Opaque):
         Raises:
           LedgerError: there is none, or one holds another type, as after a flipped bit.
         """
-        found = connection.execute(f"SELECT {', '.join(columns)} FROM filter").fetchone()  # noqa: S608  names of ours
-        if found is None or not all(
-            isinstance(value, kind) for value, kind in zip(found, columns.values(), strict=True)
-        ):
+        row = connection.execute(f"SELECT {', '.join(columns)} FROM filter").fetchone()  # noqa: S608  names of ours
+        if row is None or not all(isinstance(value, kind) for value, kind in zip(row, columns.values(), strict=True)):
             raise self._file.broken("no row of a filter")
-        return tuple(found)
+        return tuple(row)
 
     def _key(self, connection: sqlite3.Connection) -> bytes:
         (secret,) = self._row(connection, secret=str)
@@ -238,12 +238,12 @@ class SQLiteBalances(Opaque):
 
     def _read(self, line: str) -> Mapping[str, Any]:
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise self._file.broken("no line of a ledger")
-        return found
+        return value
 
     def _mismatch(self) -> PrivacyBudgetMismatchError:
         msg = f"balances {self.path.name}: expected those of this filter, found another's."
@@ -263,5 +263,5 @@ class SQLiteBalances(Opaque):
 
 
 def _taken(connection: sqlite3.Connection, name: bytes) -> int:
-    found = connection.execute("SELECT count FROM taken WHERE unit = ?", (name,)).fetchone()
-    return 0 if found is None else int(found[0])
+    row = connection.execute("SELECT count FROM taken WHERE unit = ?", (name,)).fetchone()
+    return 0 if row is None else int(row[0])

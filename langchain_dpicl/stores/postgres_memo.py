@@ -188,8 +188,8 @@ class PostgresMemo(ReleaseMemo):
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
         with memo_faults(), self._link.turn() as turn:
-            (found,) = turn.look([(self._query(_RECALL), key)])
-        return checked(key, *found[0], where=self.description) if found else None
+            (rows,) = turn.look([(self._query(_RECALL), key)])
+        return checked(key, *rows[0], where=self.description) if rows else None
 
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
@@ -236,8 +236,8 @@ class PostgresMemo(ReleaseMemo):
             return turn.commit(*commands)
 
     def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
-        found = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()
-        if found[0][0] != len(_NAMES):
+        rows = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()
+        if rows[0][0] != len(_NAMES):
             advice = "Run PostgresMemo.new(address), or setup(), once, as their owner."
             raise LedgerError(f"{where}: expected the tables of a memo in schema {self._schema}, found none. {advice}")
 
