@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import stats
 
-from langchain_dpicl.audit.bounds import ALARM, POWER, lowest
+from langchain_dpicl.audit.bounds import ALARM, lowest
 from langchain_dpicl.audit.games import Game
-from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.audit.results import AuditResult, result_of
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.events import ComposedEvent, Event, FailureEvent
@@ -33,7 +33,7 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 _EPSILON = 1e12
 MINE, OTHER = "mine", "other"
 FIELD = "value"
-_NOISE = 0.5
+NOISE = 0.5
 _RUNS = {"add_remove": 320, "replace_one": 540}
 _SEEN = {"noise_multiplier": 1.0, "delta": 0.1}
 """Noise and delta at which a discovery finds the value of one unit every tenth time."""
@@ -50,7 +50,7 @@ def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
     """Builds a count of two declared values over units that each hold one, on a budget of its own."""
-    given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, **options}
+    given = {"adjacency": "add_remove", "noise_multiplier": NOISE, **options}
     return UnitCounter.from_private_examples(
         _private(values),
         field=FIELD,
@@ -70,17 +70,24 @@ def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountGame(Game):
-    """A game against `UnitCounter.run`: a fresh component for every trial, since it releases once."""
+class OnceGame(Game):
+    """A game against a component that releases once: a fresh one for every trial."""
+
+    def build(self, units: tuple[str, ...]) -> Any:
+        """Builds the component over units."""
+        raise NotImplementedError
+
+    def release(self, made: Any) -> tuple[Mapping[str, int], int]:
+        """Runs a component; returns its counts and how many tickets are left."""
+        raise NotImplementedError
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns `MINE` where the counts speak for the target."""
+        raise NotImplementedError
 
     def outcomes(self) -> tuple[str, ...]:
         """Returns the first of two outcomes, which says all."""
         return (MINE,)
-
-    def outcome(self, counts: Mapping[str, int]) -> str:
-        """Returns whether the counts speak for the target; of another in its place, against it."""
-        is_replaced = self.options["adjacency"] == "replace_one"
-        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
 
     def sides(self) -> tuple[_Side, _Side]:
         """Prepares both data sets."""
@@ -88,23 +95,24 @@ class CountGame(Game):
 
     def event(self, side: _Side) -> Event:
         """Returns the event of the ticket of one release."""
-        return counter_of(side.units, **self.options).plan.tickets()[0].event
+        event: Event = self.build(side.units).plan.tickets()[0].event
+        return event
 
 
 class _Side:
-    """One data set and what was released of it so far."""
+    """One data set and the outcomes of its releases so far."""
 
-    def __init__(self, game: CountGame, units: tuple[str, ...]) -> None:
+    def __init__(self, game: OnceGame, units: tuple[str, ...]) -> None:
         self.game, self.units = game, units
         self.counts: Counter[str] = Counter()
-        self._left: set[int] = set()
+        self._has_unused = False
 
     def play(self, runs: int) -> None:
         """Builds so many components and runs each of them."""
         for _ in range(runs):
-            made = counter_of(self.units, **self.game.options)
-            self.counts[self.game.outcome(made.run().counts)] += 1
-            self._left.add(made.share.remaining("counts"))
+            counts, tickets_left = self.game.release(self.game.build(self.units))
+            self.counts[self.game.outcome(counts)] += 1
+            self._has_unused |= tickets_left != 0
 
     @property
     def played(self) -> int:
@@ -113,26 +121,49 @@ class _Side:
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if a release has not used its ticket."""
-        if self._left - {0}:
-            yield "tickets: a count was released and its ticket is left"
+        if self._has_unused:
+            yield "tickets: there was a release and its ticket is left"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountGame(OnceGame):
+    """A game against `UnitCounter.run`."""
+
+    def build(self, units: tuple[str, ...]) -> UnitCounter:
+        """Builds the counter."""
+        return counter_of(units, **self.options)
+
+    def release(self, made: UnitCounter) -> tuple[Mapping[str, int], int]:
+        """Counts."""
+        return made.run().counts, made.share.remaining("counts")
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns whether the counts speak for the target; of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
+
+
+def laplace_law(moved: int) -> Callable[[float], tuple[float, float]]:
+    """Returns the chances of `MINE` on both sides, from the factor of the noise, if a unit moves so many counts."""
+
+    def law(factor: float) -> tuple[float, float]:
+        decay = math.exp(-factor / (NOISE * moved))
+        stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
+        return stays**moved, joins**moved
+
+    return law
 
 
 def count_games(*, adjacency: str) -> Iterator[CountGame]:
     """Yields the worst case of declared counts: one value that is added, or replaced by another."""
     moved = 2 if adjacency == "replace_one" else 1
-
-    def law(factor: float) -> tuple[float, float]:
-        decay = math.exp(-factor / (_NOISE * moved))
-        stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
-        return stays**moved, joins**moved
-
     yield CountGame(
         name=f"one count: discrete_laplace, {adjacency}",
         units=(MINE,),
         neighbour=(OTHER,) if moved == 2 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": _NOISE},
-        law=law,
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        law=laplace_law(moved),
     )
 
 
@@ -164,8 +195,8 @@ def contribution(release: CountPlan) -> AuditResult:
             tried += 1
             if sum(moves) > most or max(moves, default=0) > 1:
                 found.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
-    told = _result("values: one unit adds no more than charged", sorted(found), runs=tried, blind=("units not tried",))
-    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
+    check, blind = "values: one unit adds no more than charged", ("units not tried",)
+    return result_of(check, sorted(found), runs=tried, blind=blind, is_certain=True)
 
 
 def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
@@ -199,7 +230,7 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), size, chance))
     power = float(stats.binom.cdf(fewest - 1, size, halved))
     blind = ("noise of which a small share is missing",)
-    return _result("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
+    return result_of("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
 
 
 def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
@@ -227,12 +258,11 @@ def threshold(release: CountPlan) -> AuditResult:
     least = (mechanism.threshold or 1) - 1
     passes = float(stats.dlaplace(rate).pmf(least)) / -math.expm1(-rate)
     cost = -math.expm1(release.rule.max_values * math.log1p(-min(passes, 1.0 - 1e-12)))
-    found = []
-    if charged < cost * (1.0 - 1e-9):
-        found.append(f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}")
-    told = (f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}",)
-    result = _result("threshold: its chance is charged", found, runs=1, blind=("what really runs: see the next check",))
-    return dataclasses.replace(result, confidence=1.0, details=tuple(found) or told)
+    words = f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}"
+    faults = [words] if charged < cost * (1.0 - 1e-9) else []
+    blind = ("what really runs: see the next check",)
+    result = result_of("threshold: its chance is charged", faults, runs=1, blind=blind, is_certain=True)
+    return dataclasses.replace(result, details=(words,))
 
 
 def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
@@ -257,28 +287,11 @@ def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
     twice = min(1.0, 2.5 * charged)
     fewest = next((hits for hits in range(runs + 1) if lowest(hits, runs, ALARM) > charged), runs + 1)
     power = float(stats.binom.sf(fewest - 1, runs, twice))
-    return _result(
+    return result_of(
         "threshold: one unit alone",
         list(dict.fromkeys(found)),
         runs=runs,
         power=power,
         power_for="two and a half times the chance to be found",
         blind=("thresholds of another delta than this game's",),
-    )
-
-
-def _result(
-    check: str,
-    found: list[str],
-    *,
-    runs: int,
-    blind: tuple[str, ...],
-    power: float | None = None,
-    power_for: str = "half of the noise",
-) -> AuditResult:
-    weak = power is not None and power < POWER and not found
-    verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
-    told = (f"{power_for} would be seen with a chance of {power:.2f} only",) if weak else tuple(found[:4])
-    return AuditResult(
-        check=check, verdict=verdict, runs=runs, power=power, power_for=power_for, details=told, blind_to=blind
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_dpicl.audit import counting
-from langchain_dpicl.audit.counting import MINE, OTHER
-from langchain_dpicl.audit.games import Game
-from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.audit.counting import MINE, NOISE, OTHER, OnceGame, laplace_law
+from langchain_dpicl.audit.results import AuditResult, result_of
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.curator import pool_without_privacy
 from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.documents_planning import DocumentsPlan
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
-from langchain_dpicl.privacy.events import Event
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.ledger import Budget
 from langchain_dpicl.privacy.topic_examples import split_by_topics
@@ -27,7 +24,6 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 
 _EPSILON = 1e6
 _SHARE = 0.5
-_NOISE = 0.5
 _RUNS = {"add_remove": 560, "replace_one": 2_000}
 _THIRD, _FOURTH = "third", "fourth"
 _WORDS = [" one", " two"]
@@ -36,7 +32,7 @@ _VOCABULARY = (MINE, OTHER, _THIRD, _FOURTH)
 
 def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
     """Builds documents over units of two keywords; the histogram makes no topic, so no text is written."""
-    given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, "least_units": 10**6, **options}
+    given = {"adjacency": "add_remove", "noise_multiplier": NOISE, "least_units": 10**6, **options}
     epsilon = 1.0 / given.pop("noise_multiplier") / _SHARE
     return DocumentSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=10),
@@ -57,71 +53,35 @@ def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopicGame(Game):
-    """A game against the histogram of `DocumentSynthesizer.run`: a fresh component for every trial."""
+class TopicGame(OnceGame):
+    """A game against the histogram of `DocumentSynthesizer.run`."""
 
-    def outcomes(self) -> tuple[str, ...]:
-        """Returns the first of two outcomes, which says all."""
-        return (MINE,)
+    def build(self, units: tuple[str, ...]) -> DocumentSynthesizer:
+        """Builds the synthesizer."""
+        return documents_of(units, **self.options)
+
+    def release(self, made: DocumentSynthesizer) -> tuple[Mapping[str, int], int]:
+        """Releases the histogram."""
+        made.run(progress=False)
+        return made.counts, made._share.remaining(TOPIC_TEMPLATE)  # noqa: SLF001  to be audited
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts of both its keywords speak for the target, and those of another against it."""
         is_replaced = self.options["adjacency"] == "replace_one"
-        held = all(counts[name] >= 1 for name in (MINE, OTHER))
-        return MINE if held and (not is_replaced or max(counts[_THIRD], counts[_FOURTH]) <= 0) else OTHER
-
-    def sides(self) -> tuple[_Side, _Side]:
-        """Prepares both data sets."""
-        return _Side(self, self.units), _Side(self, self.neighbour)
-
-    def event(self, side: _Side) -> Event:
-        """Returns the event of the ticket of the histogram."""
-        return documents_of(side.units, **self.options).plan.tickets()[0].event
-
-
-class _Side:
-    """One data set and what was released of it so far."""
-
-    def __init__(self, game: TopicGame, units: tuple[str, ...]) -> None:
-        self.game, self.units = game, units
-        self.counts: Counter[str] = Counter()
-        self._left: set[int] = set()
-
-    def play(self, runs: int) -> None:
-        """Builds so many components and runs each of them."""
-        for _ in range(runs):
-            made = documents_of(self.units, **self.game.options)
-            made.run(progress=False)
-            self.counts[self.game.outcome(made.counts)] += 1
-            self._left.add(made._share.remaining(TOPIC_TEMPLATE))  # noqa: SLF001  to be audited
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
-
-    def faults(self) -> Iterator[str]:
-        """Yields a fault if a release has not used its ticket."""
-        if self._left - {0}:
-            yield "tickets: a histogram was released and its ticket is left"
+        has_both = all(counts[name] >= 1 for name in (MINE, OTHER))
+        return MINE if has_both and (not is_replaced or max(counts[_THIRD], counts[_FOURTH]) <= 0) else OTHER
 
 
 def document_games(*, adjacency: str) -> Iterator[TopicGame]:
     """Yields the worst case of a histogram: a unit with all its keywords is added, or replaced by another."""
     moved = 4 if adjacency == "replace_one" else 2
-
-    def law(factor: float) -> tuple[float, float]:
-        decay = math.exp(-factor / (_NOISE * moved))
-        stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
-        return stays**moved, joins**moved
-
     yield TopicGame(
         name=f"one histogram of keywords: discrete_laplace, {adjacency}",
         units=(f"{MINE} {OTHER}",),
         neighbour=(f"{_THIRD} {_FOURTH}",) if moved == 4 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": _NOISE},
-        law=law,
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        law=laplace_law(moved),
     )
 
 
@@ -153,7 +113,13 @@ def keywords(plan: DocumentsPlan) -> AuditResult:
                 found.add("a unit moves the counts further in L2 than is charged")
             if not {*one, *other} <= set(declared):
                 found.add("a unit casts a keyword that is not declared")
-    return _certain("keywords: one unit adds no more than charged", found, tried, ("units not tried",))
+    return result_of(
+        "keywords: one unit adds no more than charged",
+        sorted(found),
+        runs=tried,
+        blind=("units not tried",),
+        is_certain=True,
+    )
 
 
 def topics(plan: DocumentsPlan) -> AuditResult:
@@ -177,7 +143,9 @@ def topics(plan: DocumentsPlan) -> AuditResult:
             found.add("the topic of a unit depends on the other units")
         if {label: len(members) for label, members in without.items()} != others:
             found.add("a unit moves others from one topic to another")
-    return _certain("topics: one unit has one, by itself", found, tried, ("units not tried",))
+    return result_of(
+        "topics: one unit has one, by itself", sorted(found), runs=tried, blind=("units not tried",), is_certain=True
+    )
 
 
 def _pools(name: str, texts: list[str], declared: tuple[str, ...], labels: tuple[str, ...]) -> dict[str, set[int]]:
@@ -209,11 +177,10 @@ def choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
         first += bool(made.topics) and made.topics[0][0] == MINE
     if first == runs:  # by chance once in 10^20: the noise is much wider than one unit
         found.add("the keyword of one unit always becomes a topic")
-    return _certain("topics: of the noisy counts alone", found, runs, ("a choice that follows the records rarely",))
-
-
-def _certain(check: str, found: set[str], runs: int, blind: tuple[str, ...]) -> AuditResult:
-    """Returns the result of a check in which no chance is involved."""
-    verdict: Verdict = "violated" if found else "sound"
-    told = AuditResult(check=check, verdict=verdict, runs=runs, details=tuple(sorted(found)[:4]), blind_to=blind)
-    return dataclasses.replace(told, confidence=1.0)
+    return result_of(
+        "topics: of the noisy counts alone",
+        sorted(found),
+        runs=runs,
+        blind=("a choice that follows the records rarely",),
+        is_certain=True,
+    )

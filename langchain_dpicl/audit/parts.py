@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from langchain_dpicl.audit.bounds import ALARM, POWER
-from langchain_dpicl.audit.results import HALF, AuditResult, Verdict
+from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.audit.results import HALF, AuditResult, result_of
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.aggregation import ClippedGradientSum
@@ -63,7 +63,7 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
         found += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
     power = _rate_power(rate, coins.size) if rate < 1.0 else None
     told = "twice the rate" if rate <= 0.5 else "everybody in every sample"
-    return _result(name, found, runs=draws, power=power, power_for=told, blind=blind)
+    return result_of(name, found, runs=draws, power=power, power_for=told, blind=blind)
 
 
 def skipped(check: str, why: str) -> AuditResult:
@@ -116,7 +116,7 @@ def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one un
         blind = (*blind, "whether units that are dealt evenly are dealt at random")
     if isinstance(sampler, AllocatedSlots):
         blind = (*blind, "how the batches of a deal are cut")
-    return _result(name, found, runs=draws, power=None, blind=blind)
+    return result_of(name, found, runs=draws, blind=blind)
 
 
 _HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
@@ -148,8 +148,7 @@ def contribution(
     for one, other in pairs:
         found += _too_far(other.value - one.value, release)
         count += 1
-    told = _result(name, found, runs=count, power=None, blind=("numbers that were not tried",))
-    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
+    return result_of(name, found, runs=count, blind=("numbers that were not tried",), is_certain=True)
 
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
@@ -196,7 +195,7 @@ def noise(release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale
     else:
         missed, (found, power) = "25 %", _index_faults(release, draws)
     blind = (f"noise of which less than about {missed} is missing",)
-    return _result(name, found, runs=draws, power=power, power_for=HALF, blind=blind)
+    return result_of(name, found, runs=draws, power=power, power_for=HALF, blind=blind)
 
 
 def _made_up(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
@@ -304,23 +303,4 @@ def freshness(ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: f
     coins = [ask() for _ in range(runs)]
     found = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)
-    return _result(name, found, runs=runs, power=None, blind=blind)
-
-
-def _result(
-    check: str, found: list[str], *, runs: int, power: float | None, blind: tuple[str, ...], power_for: str = HALF
-) -> AuditResult:
-    told = tuple(dict.fromkeys(found))[:4]
-    weak = power is not None and power < POWER and not told
-    if weak:
-        told = (f"{power_for} would be seen with a chance of {power:.2f} only",)
-    verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
-    return AuditResult(
-        check=check,
-        verdict=verdict,
-        runs=runs,
-        power=power,
-        power_for=power_for,
-        details=told,
-        blind_to=blind,
-    )
+    return result_of(name, found, runs=runs, blind=blind)

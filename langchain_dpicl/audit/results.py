@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.audit.bounds import ALARM, POWER
 from langchain_dpicl.exceptions import DPICLError
 
 Verdict: TypeAlias = Literal["sound", "violated", "undecided", "skipped", "failed"]
@@ -94,6 +95,33 @@ class AuditResult:
         parts += [f"{self.runs:,} runs"] if self.runs else []
         parts += [f"power {self.power:.3f} ({self.power_for})"] if self.power is not None else []
         return "; ".join([*parts, *self.details])
+
+
+def result_of(
+    check: str,
+    faults: Iterable[str],
+    *,
+    runs: int,
+    blind: tuple[str, ...],
+    power: float | None = None,
+    power_for: str = HALF,
+    is_certain: bool = False,
+) -> AuditResult:
+    """Returns the result of a check that lists faults; `is_certain` where no chance is involved."""
+    details = tuple(dict.fromkeys(faults))[:4]
+    verdict: Verdict = "violated" if details else "sound"
+    if power is not None and power < POWER and not details:
+        verdict, details = "undecided", (f"{power_for} would be seen with a chance of {power:.2f} only",)
+    return AuditResult(
+        check=check,
+        verdict=verdict,
+        confidence=1.0 if is_certain else 1.0 - ALARM,
+        runs=runs,
+        power=power,
+        power_for=power_for,
+        details=details,
+        blind_to=blind,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
