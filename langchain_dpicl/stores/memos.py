@@ -138,6 +138,24 @@ class ReleaseMemo(Protocol):
         """
 
 
+class KeptMemo(ReleaseMemo):
+    """A memo in a file or database of our own, which bounds its answers and its turns."""
+
+    durable = True
+    _size: int
+    _turn: float
+
+    @property
+    def size(self) -> int:
+        """Answers kept of one component for one tenant."""
+        return self._size
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a turn lasts that is not taken again."""
+        return self._turn
+
+
 _WORDS = {
     "expected the ledger": "expected the memo",
     "expected a server for ledgers": "expected a server for memos",
@@ -160,6 +178,7 @@ def memo_faults() -> Iterator[None]:
 __all__ = [
     "MOST_ANSWERS",
     "TURN_SECONDS",
+    "KeptMemo",
     "MemoKey",
     "ReleaseMemo",
     "checked",

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores._connected import Connected
 from langchain_dpicl.stores._postgres_link import Link, Query, Turn, hidden
 from langchain_dpicl.stores._postgres_schema import Tables
 from langchain_dpicl.stores._rows import Head, View, header_of, header_text, records_of, row_of
@@ -43,7 +43,7 @@ ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head W
 """
 
 
-class _Place:
+class _Place(Connected):
     """What a store and an anchor share: the server, the tables, the end."""
 
     def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
@@ -79,12 +79,6 @@ class _Place:
         """Closes the connection; nothing can be asked afterwards."""
         self._link.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
         with self._link.turn() as turn:
             return turn.look(queries)
@@ -92,15 +86,6 @@ class _Place:
     def __repr__(self) -> str:
         # Half made, where an argument was refused, it is shown by crash reporters.
         return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise LedgerError(f"{type(self).__name__}: expected to stay in its process, found pickle. Open another there.")
 
 
 class PostgresStore(_Place):

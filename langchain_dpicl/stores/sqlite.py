@@ -10,13 +10,13 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any
 
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores._connected import Connected
 from langchain_dpicl.stores._rows import COLUMNS, Head, View, header_of, header_text, row_of
 from langchain_dpicl.stores._sqlite_file import errors_of, make_file, remove_file, sync_folder
 from langchain_dpicl.stores._sqlite_link import Link, opened
@@ -34,7 +34,7 @@ _BOUND = "SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kin
 _BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
-class SQLiteStore:
+class SQLiteStore(Connected):
     """One ledger of a SQLite file. Opening makes nothing; `SQLiteStore.new` does.
 
     A store that was opened does not begin a ledger, even where there is room for one: only one made by `new` does, or
@@ -239,23 +239,8 @@ class SQLiteStore:
     def _rows(self) -> _Rows:
         return _Rows(self._link, self._number)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self._path)!r}, name={self._name!r})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise LedgerError("ledger: a store cannot be pickled. Open the same path in the other process.")
 
 
 class _Rows:

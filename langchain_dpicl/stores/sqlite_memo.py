@@ -14,8 +14,8 @@ from langchain_dpicl.stores._sqlite_per_call import FileKind, PerCallFile
 from langchain_dpicl.stores.memos import (
     MOST_ANSWERS,
     TURN_SECONDS,
+    KeptMemo,
     MemoKey,
-    ReleaseMemo,
     checked,
     digest_of,
     memo_faults,
@@ -69,7 +69,7 @@ _LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND hol
 T = TypeVar("T")
 
 
-class SQLiteMemo(ReleaseMemo):
+class SQLiteMemo(KeptMemo):
     """Keeps released answers in a SQLite file beside the ledger, for all processes of a host. Makes a missing file.
 
     Losing the file loses no privacy: what is asked again is charged again. Threads, processes and forks may share it;
@@ -100,8 +100,6 @@ class SQLiteMemo(ReleaseMemo):
       (True, 'SQLite file memo.db')
     """
 
-    durable = True
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -120,16 +118,6 @@ class SQLiteMemo(ReleaseMemo):
     def path(self) -> Path:
         """The file, links resolved."""
         return self._file.path
-
-    @property
-    def size(self) -> int:
-        """Answers kept of one component for one tenant."""
-        return self._size
-
-    @property
-    def turn_seconds(self) -> float:
-        """How long a turn lasts that is not taken again."""
-        return self._turn
 
     @property
     def description(self) -> str:
