@@ -81,30 +81,30 @@ def loss(event: Event, chance: float, chance_without: float) -> float:
     Source: Dong, Roth, Su (2022), equation 6, for normals; Dong, Durfee, Rogers (2020), definition 2.1, for the range.
     """
     base, rate = base_of(event), rate_of(event)
-    given = (chance - (1.0 - rate) * chance_without) / rate if rate < 1.0 else chance
-    if rate < 1.0 and given >= 1.0:
+    conditional = (chance - (1.0 - rate) * chance_without) / rate if rate < 1.0 else chance
+    if rate < 1.0 and conditional >= 1.0:
         return math.inf
-    if given <= 0.0 or chance_without >= 1.0:
+    if conditional <= 0.0 or chance_without >= 1.0:
         return -math.inf
     if isinstance(base, GaussianEvent):
-        return float(special.ndtri(given) - special.ndtri(chance_without))
+        return float(special.ndtri(conditional) - special.ndtri(chance_without))
     if isinstance(base, BoundedRangeEvent):
-        return float(special.logit(given) - special.logit(chance_without))
+        return float(special.logit(conditional) - special.logit(chance_without))
     with np.errstate(divide="ignore"):
-        return float(max(np.log(given / chance_without), np.log((1.0 - chance_without) / (1.0 - given))))
+        return float(max(np.log(conditional / chance_without), np.log((1.0 - chance_without) / (1.0 - conditional))))
 
 
 def allowed(event: Event, chances_without: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns how likely an event lets outcomes be with the target that are this likely without: one minus f."""
     base, rate, bound = base_of(event), rate_of(event), claimed(event)
-    given: NDArray[np.float64]
+    conditional: NDArray[np.float64]
     if isinstance(base, GaussianEvent):
-        given = special.ndtr(special.ndtri(chances_without) + bound)
+        conditional = special.ndtr(special.ndtri(chances_without) + bound)
     elif isinstance(base, BoundedRangeEvent):
-        given = special.expit(special.logit(chances_without) + bound)
+        conditional = special.expit(special.logit(chances_without) + bound)
     else:
-        given = np.minimum(math.exp(bound) * chances_without, 1.0 - math.exp(-bound) * (1.0 - chances_without))
-    return rate * given + (1.0 - rate) * chances_without
+        conditional = np.minimum(math.exp(bound) * chances_without, 1.0 - math.exp(-bound) * (1.0 - chances_without))
+    return rate * conditional + (1.0 - rate) * chances_without
 
 
 def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float = ALARM / 2) -> float:
@@ -127,8 +127,8 @@ def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float
     most = np.where(hits < runs, stats.beta.isf(alarm, hits + 1, np.maximum(runs - hits, 1)), 1.0)
     # With x hits, those numbers of hits without the target refute that let `least[x]` be above what is allowed.
     refuting = np.searchsorted(allowed(event, most), least, side="left") - 1
-    found = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
-    return float(min(1.0, found.sum()))
+    chance = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
+    return float(min(1.0, chance.sum()))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

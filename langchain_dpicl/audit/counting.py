@@ -50,22 +50,22 @@ def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
     """Builds a count of two declared values over units that each hold one, on a budget of its own."""
-    given = {"adjacency": "add_remove", "noise_multiplier": NOISE, **options}
+    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, **options}
     return UnitCounter.from_private_examples(
         _private(values),
         field=FIELD,
         values=(MINE, OTHER),
-        budget=_budget(given.pop("adjacency")),
+        budget=_budget(arguments.pop("adjacency")),
         epsilon=_EPSILON / 2,
-        **given,
+        **arguments,
     )
 
 
 def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
     """Builds a discovery over units that each hold one value, on a budget of its own."""
-    given = {"adjacency": "add_remove", **_SEEN, **options}
+    arguments = {"adjacency": "add_remove", **_SEEN, **options}
     return ValueDiscovery.from_private_examples(
-        _private(values), FIELD, budget=_budget(given.pop("adjacency")), epsilon=_EPSILON / 2, **given
+        _private(values), FIELD, budget=_budget(arguments.pop("adjacency")), epsilon=_EPSILON / 2, **arguments
     )
 
 
@@ -187,16 +187,16 @@ def contribution(release: CountPlan) -> AuditResult:
         tuple({name: declared[0]} for _ in range(50)),
         tuple({name: text} for text in ("", "\x00", "a" * 500, declared[0].upper(), f" {declared[0]}\t", "NaN")),
     ]
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     counts = [Counter(rule.of(unit)) for unit in units]
     for one in counts:
         for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
             moves = [abs(one[value] - other[value]) for value in {*one, *other}]
             tried += 1
             if sum(moves) > most or max(moves, default=0) > 1:
-                found.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
+                faults.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
     check, blind = "values: one unit adds no more than charged", ("units not tried",)
-    return result_of(check, sorted(found), runs=tried, blind=blind, is_certain=True)
+    return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
 
 
 def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
@@ -221,7 +221,7 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
         "counts of one unit, below": (noises[:, 1::2].ravel() <= -far, chance),
         "two releases running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
     }
-    found = [
+    faults = [
         f"{what}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
         for what, (coins, share) in tests.items()
         if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
@@ -230,7 +230,7 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), size, chance))
     power = float(stats.binom.cdf(fewest - 1, size, halved))
     blind = ("noise of which a small share is missing",)
-    return result_of("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
+    return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
 
 
 def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
@@ -243,10 +243,10 @@ def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
 
 def _noisy(release: CountPlan, counts: Mapping[str, int]) -> tuple[Count, ...]:
     mechanism = release.mechanism
-    given: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
+    arguments: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
     if isinstance(mechanism, GaussianCountMechanism):
-        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **given)
-    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **given)
+        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **arguments)
+    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **arguments)
 
 
 def threshold(release: CountPlan) -> AuditResult:
@@ -270,7 +270,7 @@ def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
 
     Beside it stand others whose value is common, in every second trial: a threshold that looks at them would move.
     """
-    found, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
+    faults, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
     for run in range(runs):
         made = finder_of((MINE, *(crowd if run % 2 else ())), adjacency=adjacency)
         event = made.plan.tickets()[0].event
@@ -279,17 +279,17 @@ def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
         try:
             passed += MINE in made.run().counts
         except ConfigurationError:  # counts that a plan cannot release are none of it
-            found.append("what was released is below the threshold of its own plan")
+            faults.append("what was released is below the threshold of its own plan")
             passed += 1
     least = lowest(passed, runs, ALARM)
     if least > charged:
-        found.append(f"the value of one unit is found with a chance above {least:.3g}, charged is {charged:.3g}")
+        faults.append(f"the value of one unit is found with a chance above {least:.3g}, charged is {charged:.3g}")
     twice = min(1.0, 2.5 * charged)
     fewest = next((hits for hits in range(runs + 1) if lowest(hits, runs, ALARM) > charged), runs + 1)
     power = float(stats.binom.sf(fewest - 1, runs, twice))
     return result_of(
         "threshold: one unit alone",
-        list(dict.fromkeys(found)),
+        list(dict.fromkeys(faults)),
         runs=runs,
         power=power,
         power_for="two and a half times the chance to be found",

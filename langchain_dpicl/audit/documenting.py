@@ -32,8 +32,8 @@ _VOCABULARY = (MINE, OTHER, _THIRD, _FOURTH)
 
 def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
     """Builds documents over units of two keywords; the histogram makes no topic, so no text is written."""
-    given = {"adjacency": "add_remove", "noise_multiplier": NOISE, "least_units": 10**6, **options}
-    epsilon = 1.0 / given.pop("noise_multiplier") / _SHARE
+    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, "least_units": 10**6, **options}
+    epsilon = 1.0 / arguments.pop("noise_multiplier") / _SHARE
     return DocumentSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=10),
         llm=FakeBackend(word_copier(_WORDS), vocabulary=_WORDS),
@@ -46,9 +46,9 @@ def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
         max_tokens=1,
         public_top_k=None,
         num_slots=1,
-        budget=Budget(epsilon=_EPSILON, delta=1e-3, adjacency=given.pop("adjacency")),
+        budget=Budget(epsilon=_EPSILON, delta=1e-3, adjacency=arguments.pop("adjacency")),
         epsilon=epsilon,
-        **given,
+        **arguments,
     )
 
 
@@ -101,21 +101,21 @@ def keywords(plan: DocumentsPlan) -> AuditResult:
     texts = [" ".join(some[:size]) for size in range(len(some) + 1)]
     texts += [" ".join(some * 20), " ".join(reversed(some)), " ".join(some).upper(), "\x00 \u200b", "?".join(some)]
     units = [(), *(({name: text},) for text in texts), tuple({name: text} for text in texts)]
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     counts = [Counter(rule.of(unit)) for unit in units]
     for one in counts:
         for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
             moves = [abs(one[keyword] - other[keyword]) for keyword in {*one, *other}]
             tried += 1
             if sum(moves) > release.l1_sensitivity or max(moves, default=0) > 1:
-                found.add(f"a unit moves the counts by {sum(moves)}, charged is {release.l1_sensitivity}")
+                faults.add(f"a unit moves the counts by {sum(moves)}, charged is {release.l1_sensitivity}")
             if math.hypot(*moves) > rule.l2_sensitivity(release.adjacency):
-                found.add("a unit moves the counts further in L2 than is charged")
+                faults.add("a unit moves the counts further in L2 than is charged")
             if not {*one, *other} <= set(declared):
-                found.add("a unit casts a keyword that is not declared")
+                faults.add("a unit casts a keyword that is not declared")
     return result_of(
         "keywords: one unit adds no more than charged",
-        sorted(found),
+        sorted(faults),
         runs=tried,
         blind=("units not tried",),
         is_certain=True,
@@ -129,7 +129,7 @@ def topics(plan: DocumentsPlan) -> AuditResult:
     texts = [" ".join(declared[:size]) for size in range(len(declared) + 1)]
     texts += [" ".join(reversed(declared)), *declared, "nothing of it", "\x00"]
     labels = places(max(1, len(declared)))
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     whole = _pools(name, texts, declared, labels)
     for place, text in enumerate(texts):
         where = [label for label, members in whole.items() if place in members]
@@ -138,13 +138,13 @@ def topics(plan: DocumentsPlan) -> AuditResult:
         others = {label: len(members - {place}) for label, members in whole.items()}
         tried += 1
         if len(where) > 1:
-            found.add("a unit is in the texts of several topics, which are charged as if it were in one")
+            faults.add("a unit is in the texts of several topics, which are charged as if it were in one")
         if where != alone:
-            found.add("the topic of a unit depends on the other units")
+            faults.add("the topic of a unit depends on the other units")
         if {label: len(members) for label, members in without.items()} != others:
-            found.add("a unit moves others from one topic to another")
+            faults.add("a unit moves others from one topic to another")
     return result_of(
-        "topics: one unit has one, by itself", sorted(found), runs=tried, blind=("units not tried",), is_certain=True
+        "topics: one unit has one, by itself", sorted(faults), runs=tried, blind=("units not tried",), is_certain=True
     )
 
 
@@ -166,20 +166,20 @@ def choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
 
     The noise is wide beside the one unit, so that the order of its counts and of the others is a matter of chance.
     """
-    found, first = set[str](), 0
+    faults, first = set[str](), 0
     for _ in range(runs):
         made = documents_of((MINE,), adjacency=plan.topics.adjacency, noise_multiplier=20.0, least_units=1)
         made.run(progress=False)
         most = sorted(made.counts.items(), key=lambda pair: -pair[1])
         wanted = {count for _, count in most[:1] if count >= 1}
         if {count for _, count in made.topics} != wanted:
-            found.add("topics are others than those of the largest noisy counts")
+            faults.add("topics are others than those of the largest noisy counts")
         first += bool(made.topics) and made.topics[0][0] == MINE
     if first == runs:  # by chance once in 10^20: the noise is much wider than one unit
-        found.add("the keyword of one unit always becomes a topic")
+        faults.add("the keyword of one unit always becomes a topic")
     return result_of(
         "topics: of the noisy counts alone",
-        sorted(found),
+        sorted(faults),
         runs=runs,
         blind=("a choice that follows the records rarely",),
         is_certain=True,

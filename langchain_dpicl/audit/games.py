@@ -250,12 +250,12 @@ def control(game: Game) -> AuditResult:
     else:
         options["noise_multiplier"] = options["noise_multiplier"] / 2
     halved, tries = dataclasses.replace(game, options=options), 1
-    found = play(halved, claim=claim)
-    while found.verdict != "violated" and tries < _TRIES:
-        found, tries = play(halved, claim=claim), tries + 1
-    is_seen = found.verdict == "violated"
+    result = play(halved, claim=claim)
+    while result.verdict != "violated" and tries < _TRIES:
+        result, tries = play(halved, claim=claim), tries + 1
+    is_seen = result.verdict == "violated"
     return dataclasses.replace(
-        found,
+        result,
         check=check,
         verdict="sound" if is_seen else "undecided",
         confidence=1.0,

@@ -42,8 +42,8 @@ def gaussian_wins(sums: Sums, place: int, scale: float) -> float:
     if len(gaps) == 1:
         return float(special.ndtr(gaps[0] / math.sqrt(2.0)))
     density = 1.0 / math.sqrt(2.0 * math.pi)
-    found = integrate.quad(lambda x: density * math.exp(-x * x / 2) * float(special.ndtr(x + gaps).prod()), -9, 9)
-    return float(found[0])
+    integral = integrate.quad(lambda x: density * math.exp(-x * x / 2) * float(special.ndtr(x + gaps).prod()), -9, 9)
+    return float(integral[0])
 
 
 WINS: dict[str, Wins] = {

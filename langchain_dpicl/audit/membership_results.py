@@ -98,7 +98,7 @@ class MembershipResult:
           with_scores: whether every single score is told too.
         """
         band = self.band()
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "private": False,
             "epsilon": "infinity",
             "notice": NOTICE,
@@ -120,11 +120,11 @@ class MembershipResult:
         if self.claim is not None:
             terms = {"epsilon": self.claim.epsilon, "delta": self.claim.delta, "adjacency": self.claim.adjacency}
             allowed = {"auc": self.claim.auc, "tpr_at_1_percent_fpr": self.claim.tpr_at(LOW_RATE)}
-            found["claimed"] = {**terms, "allows": allowed}
+            values["claimed"] = {**terms, "allows": allowed}
         if with_scores:
-            found["member_scores"] = self.member_scores.tolist()
-            found["nonmember_scores"] = self.nonmember_scores.tolist()
-        return found
+            values["member_scores"] = self.member_scores.tolist()
+            values["nonmember_scores"] = self.nonmember_scores.tolist()
+        return values
 
     def summary(self) -> str:
         """Returns two lines: the numbers, and that they are not private."""

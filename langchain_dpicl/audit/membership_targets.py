@@ -275,8 +275,8 @@ class _Reader:
         return content_free_probabilities(self._rows(prompts))
 
     def _rows(self, prompts: Sequence[str]) -> Rows:
-        found = self._scorer.score(prompts, self._limit)
-        return np.array(found, dtype=np.float64).reshape(len(prompts), len(self.labels))
+        scored = self._scorer.score(prompts, self._limit)
+        return np.array(scored, dtype=np.float64).reshape(len(prompts), len(self.labels))
 
 
 def _rendered(template: BasePromptTemplate[Any], variable: str, text: str) -> str:

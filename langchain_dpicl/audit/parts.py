@@ -55,15 +55,15 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
         members = list(itertools.chain.from_iterable(sampler.draw(units, rng=SYSTEM_RANDOM)))
         twice |= len(set(members)) < len(members)
         row[members] = True
-    found = ["a unit stands in one sample twice"] if twice else []
+    faults = ["a unit stands in one sample twice"] if twice else []
     fits, coins = _Fits(3), drawn[:, :looked_at]
-    found += fits.binomial("drawn", coins, rate)
-    found += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
+    faults += fits.binomial("drawn", coins, rate)
+    faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
-        found += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
+        faults += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
     power = _rate_power(rate, coins.size) if rate < 1.0 else None
-    told = "twice the rate" if rate <= 0.5 else "everybody in every sample"
-    return result_of(name, found, runs=draws, power=power, power_for=told, blind=blind)
+    seen = "twice the rate" if rate <= 0.5 else "everybody in every sample"
+    return result_of(name, faults, runs=draws, power=power, power_for=seen, blind=blind)
 
 
 def skipped(check: str, why: str) -> AuditResult:
@@ -97,26 +97,26 @@ def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one un
     else:
         units = 2 * max(1, math.ceil(_TOGETHER * sampler.num_rows / draws))
         sampler = dataclasses.replace(sampler, sampling_rate=1.0, shots_per_slot=units)
-    slots, found = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
+    slots, faults = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
     alike, firsts = list[bool](), list[bool]()
     for _ in range(draws):
         rows = sampler.draw(units, rng=SYSTEM_RANDOM)
         where = {unit: place for place, row in enumerate(rows) for unit in row}
         if len(where) < sum(map(len, rows)):
-            found.append("a unit stands in two places")
+            faults.append("a unit stands in two places")
         if len(rows) != slots:
-            found.append("the number of slots changes")
+            faults.append("the number of slots changes")
         alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
         firsts += [where.get(unit) == 0 for unit in range(units)]
     if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
         fits = _Fits(2)
-        found += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
-        found += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
+        faults += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
+        faults += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
     else:
         blind = (*blind, "whether units that are dealt evenly are dealt at random")
     if isinstance(sampler, AllocatedSlots):
         blind = (*blind, "how the batches of a deal are cut")
-    return result_of(name, found, runs=draws, blind=blind)
+    return result_of(name, faults, runs=draws, blind=blind)
 
 
 _HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
@@ -135,20 +135,20 @@ def contribution(
     rows += [np.array([a, b, 0.0, 1.0]) for a in _HOSTILE for b in (math.inf, -math.inf, math.nan)]
     beside = release.sampler.num_rows or 4
     others = np.array([usual[place % 3] for place in range(beside - 1)]).reshape(-1, _WIDTH)
-    found, count = list[str](), 0
+    faults, count = list[str](), 0
     appears = release.row_shape == "units" and release.adjacency == "add_remove"
     try:
         totals = [_total(release, np.vstack([others, row])) for row in rows]
         without = _total(release, others) if appears else None
     except DPICLError as error:
-        found, totals, without = [f"a row stops the release: {type(error).__name__}"], [], None
+        faults, totals, without = [f"a row stops the release: {type(error).__name__}"], [], None
     pairs: Iterable[tuple[BoundedSum, BoundedSum]] = itertools.combinations(totals, 2)
     if without is not None:
         pairs = ((without, total) for total in totals)
     for one, other in pairs:
-        found += _too_far(other.value - one.value, release)
+        faults += _too_far(other.value - one.value, release)
         count += 1
-    return result_of(name, found, runs=count, blind=("numbers that were not tried",), is_certain=True)
+    return result_of(name, faults, runs=count, blind=("numbers that were not tried",), is_certain=True)
 
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
@@ -189,13 +189,13 @@ def noise(release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale
         return skipped(name, "a game looks at it, at the audit's noise")
     if isinstance(mechanism, JointExponentialMechanism):
         draws, missed = draws // 4, "40 %"
-        found, power = _sequence_faults(release, mechanism, draws)
+        faults, power = _sequence_faults(release, mechanism, draws)
     elif mechanism.norm == "l2":
-        missed, (found, power) = "10 %", _vector_faults(release, draws // _VALUES)
+        missed, (faults, power) = "10 %", _vector_faults(release, draws // _VALUES)
     else:
-        missed, (found, power) = "25 %", _index_faults(release, draws)
+        missed, (faults, power) = "25 %", _index_faults(release, draws)
     blind = (f"noise of which less than about {missed} is missing",)
-    return result_of(name, found, runs=draws, power=power, power_for=HALF, blind=blind)
+    return result_of(name, faults, runs=draws, power=power, power_for=HALF, blind=blind)
 
 
 def _made_up(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
@@ -210,13 +210,13 @@ def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], floa
     total = _made_up(release, [0.0] * _VALUES)
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
     values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
-    found = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
+    faults = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
     fits = _Fits(3)
-    found += fits.variance("all values", values.ravel())
-    found += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
-    found += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
+    faults += fits.variance("all values", values.ravel())
+    faults += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
+    faults += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
     power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 6, values.size), values.size)
-    return found, float(power)
+    return faults, float(power)
 
 
 def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
@@ -230,9 +230,9 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
     )
     lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
     coins, fits = np.array(lost), _Fits(2)
-    found = fits.binomial("the worse of two candidates wins", coins, chance)
-    found += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
-    return found, _too_few(releases, chance, halved)
+    faults = fits.binomial("the worse of two candidates wins", coins, chance)
+    faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved)
 
 
 def _too_few(size: int, chance: float, true: float) -> float:
@@ -253,11 +253,11 @@ def _sequence_faults(
     gap = float(max(1, min(round(scale * (1.0 + math.log(length))), 10_000)))
     total = _made_up(release, [gap] * length + [0.0])
     weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
-    held = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
-    coins, fits, chance = np.array(held), _Fits(2), weight / (1.0 + weight)
-    found = fits.binomial("a sequence holds the smaller count", coins, chance)
-    found += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
-    return found, _too_few(releases, chance, halved / (1.0 + halved))
+    holds = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
+    coins, fits, chance = np.array(holds), _Fits(2), weight / (1.0 + weight)
+    faults = fits.binomial("a sequence holds the smaller count", coins, chance)
+    faults += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved / (1.0 + halved))
 
 
 class _Fits:
@@ -301,6 +301,6 @@ def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
 def freshness(ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: fresh for every answer") -> AuditResult:
     """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
     coins = [ask() for _ in range(runs)]
-    found = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
+    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)
-    return result_of(name, found, runs=runs, blind=blind)
+    return result_of(name, faults, runs=runs, blind=blind)

@@ -67,10 +67,10 @@ class ReadVotes(Spied):
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices]: log-probabilities."""
         self.note(prompts)
-        said = [said_in(prompt) for prompt in prompts]
+        records = [said_in(prompt) for prompt in prompts]
         if self._spies:
-            self.prompts.append(["|".join(one) for one in said])
-        rows = [_log_votes(one[0] if one else "", len(choices)) for one in said]
+            self.prompts.append(["|".join(one) for one in records])
+        rows = [_log_votes(one[0] if one else "", len(choices)) for one in records]
         return np.array(rows, dtype=np.float64).reshape(len(prompts), len(choices))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
@@ -105,8 +105,8 @@ class ReadTokens(Spied, FakeBackend):
 
     def logits_of(self, prompt: str) -> tuple[float, ...]:
         """Returns the logits of `TOKENS` after a prompt; of several records the one with the largest number speaks."""
-        said = [numbers(one) for one in said_in(prompt)]
-        return max(said, default=self._public)
+        records = [numbers(one) for one in said_in(prompt)]
+        return max(records, default=self._public)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session."""

@@ -143,12 +143,12 @@ class AuditReport:
     @property
     def verdict(self) -> Verdict:
         """The worst of all verdicts; what was skipped has none."""
-        found = {result.verdict for result in self.results}
+        verdicts = {result.verdict for result in self.results}
         worst: tuple[Verdict, ...] = ("violated", "failed")
         for verdict in worst:
-            if verdict in found:
+            if verdict in verdicts:
                 return verdict
-        return "sound" if "sound" in found and "undecided" not in found else "undecided"
+        return "sound" if "sound" in verdicts and "undecided" not in verdicts else "undecided"
 
     @property
     def ok(self) -> bool:

@@ -49,15 +49,15 @@ class ReadTopics(Embeddings):
 
 def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunnable:
     """Builds the component over units given as vote and place, such as "1,0 a 0.9"."""
-    given: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
-    if given["rows"] == "slots":
-        given.setdefault("num_slots", _CROWD + 1)
-    given.pop("adjacency", None)
-    said = [unit.split(" ", 1) for unit in units]
+    arguments: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
+    if arguments["rows"] == "slots":
+        arguments.setdefault("num_slots", _CROWD + 1)
+    arguments.pop("adjacency", None)
+    parts = [unit.split(" ", 1) for unit in units]
     return DPRetrievalVotingRunnable.from_private_examples(
-        PrivateExamples([{"text": place, "vote": vote} for vote, place in said], fields=("vote",), public_size=1),
-        llm=given.pop("llm", None) or ReadVotes(),
-        embeddings=given.pop("embeddings", None) or ReadTopics(),
+        PrivateExamples([{"text": place, "vote": vote} for vote, place in parts], fields=("vote",), public_size=1),
+        llm=arguments.pop("llm", None) or ReadVotes(),
+        embeddings=arguments.pop("embeddings", None) or ReadTopics(),
         labels=("yes", "no"),
         similarity_threshold=0.5,
         budget=Budget(epsilon=_EPSILON, delta=1e-6),
@@ -68,7 +68,7 @@ def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunna
         min_votes=None,
         with_scores=True,
         memo_size=0,
-        **given,
+        **arguments,
     )
 
 
@@ -245,12 +245,12 @@ def nothing_shown(rows: str) -> AuditResult:
         shown = [repr(made), str(made.filter), str(made.filter.participants), repr(told), repr(made.plan)]
         lines = [(line.kind, {**line.body, "nonce": ""}) for line in made.budget._desk.store.records()]  # noqa: SLF001  to be audited
         seen.append([*shown, repr([(kind, body) for kind, body in lines if kind != "bind"])])
-    found = [] if seen.count(seen[0]) == len(seen) else ["what is shown differs with who has a participation left"]
+    faults = [] if seen.count(seen[0]) == len(seen) else ["what is shown differs with who has a participation left"]
     return AuditResult(
         check=check,
-        verdict="violated" if found else "sound",
+        verdict="violated" if faults else "sound",
         runs=len(seen),
         confidence=1.0,
-        details=tuple(found),
+        details=tuple(faults),
         blind_to=("time", "what a provider sees"),
     )

@@ -220,13 +220,13 @@ def _pate(plan: Mapping[str, Any]) -> LabellingPlan:
 
 def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
     names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
-    given = {name: plan.get(name) for name in names}
+    arguments = {name: plan.get(name) for name in names}
     if plan["mechanism"] != "clip_and_blend":
-        given |= {"blend_weight": None, "center": None}
+        arguments |= {"blend_weight": None, "center": None}
     return plan_generation(
         {row["label"]: row["public_size"] for row in plan["labels"]},
         **_terms(plan),
-        mechanism=TokenRule(plan["mechanism"], **given),
+        mechanism=TokenRule(plan["mechanism"], **arguments),
         design=_design(plan),
         redraw_every=plan["redraw_every"],
         shots_per_label=plan["shots_per_label"],
@@ -274,8 +274,10 @@ def _retrieval(plan: Mapping[str, Any]) -> RetrievalPlan:
 def _documents(plan: Mapping[str, Any]) -> DocumentsPlan:
     topics, texts = count_release(plan["topics"]), _generation(plan["generation"])
     made = DocumentsPlan(topics, texts, plan["least_units"], "a plan", 0.0, plan["delta"])
-    left = effective_delta(made.delta, made.implementation_delta)
-    return dataclasses.replace(made, epsilon=epsilon_upper_bound(made.event(), delta=left, adjacency=topics.adjacency))
+    remaining = effective_delta(made.delta, made.implementation_delta)
+    return dataclasses.replace(
+        made, epsilon=epsilon_upper_bound(made.event(), delta=remaining, adjacency=topics.adjacency)
+    )
 
 
 _REBUILT: dict[str, Any] = {

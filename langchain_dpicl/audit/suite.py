@@ -249,9 +249,9 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
         return tuple(cases.free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
     if subject.method == "generation":
         rule = subject.plan.rule  # type: ignore[union-attr]
-        given = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
-        kept = {key: value for key, value in given.items() if value is not None}
-        return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=kept, **shape))
+        terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
+        rule_terms = {key: value for key, value in terms.items() if value is not None}
+        return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape))
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 
@@ -296,11 +296,11 @@ def _coin_of(subject: Subject) -> Callable[[], bool] | None:
     if subject.method not in {"voting", "pate"} or mechanism == ConfidentGNMaxMechanism.name:
         return None
     runs = 200
-    given = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
+    arguments = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
     if subject.method == "voting":
-        voter = voter_of((), max_queries=runs, **given)
+        voter = voter_of((), max_queries=runs, **arguments)
         return lambda: voter.invoke(QUERY) == "yes"
-    entries = labeler_of((), runs, **given).stream(progress=False)
+    entries = labeler_of((), runs, **arguments).stream(progress=False)
     return lambda: next(entries).label == "yes"
 
 

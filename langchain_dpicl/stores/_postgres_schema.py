@@ -149,11 +149,11 @@ class Tables:
         Raises:
           LedgerError: there are none, or older or newer ones.
         """
-        found, expected = self.version(connection), len(MIGRATIONS)
-        if found == expected:
+        version, expected = self.version(connection), len(MIGRATIONS)
+        if version == expected:
             return
-        advice = "Use a newer langchain-dpicl." if found > expected else "Run setup() once, as the tables' owner."
-        state = f"version {found}" if found else "none"
+        advice = "Use a newer langchain-dpicl." if version > expected else "Run setup() once, as the tables' owner."
+        state = f"version {version}" if version else "none"
         raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
 
     def migrate(self, connection: Connection, where: str) -> None:
@@ -166,18 +166,18 @@ class Tables:
             # Whatever the role's default: each statement has to see what stands once a lock is granted.
             connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
-            found = self.version(connection)
-            if found > len(MIGRATIONS):
+            version = self.version(connection)
+            if version > len(MIGRATIONS):
                 self.check_version(connection, where)
-            if found < len(MIGRATIONS):
-                self._raise_to_this_version(connection, found)
+            if version < len(MIGRATIONS):
+                self._raise_to_this_version(connection, version)
 
-    def _raise_to_this_version(self, connection: Connection, found: int) -> None:
+    def _raise_to_this_version(self, connection: Connection, version: int) -> None:
         # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
         if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchall():
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
-        if not found:
+        if not version:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
-        for number, step in enumerate(MIGRATIONS[found:], start=found + 1):
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
             connection.execute(self.query(step))
             connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])

@@ -52,11 +52,11 @@ def records_of(rows: Iterable[Sequence[Any]], *, after: int, head: Head) -> tupl
       LedgerError: a row is no line, or they are not the lines up to `head`.
     """
     records = tuple(_record_of(row) for row in rows)
-    found = [record.seq for record in records]
-    if found != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
+    numbers = [record.seq for record in records]
+    if numbers != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
         raise LedgerError(
             f"ledger: expected the lines {after + 1} to {head.seq} with no gap and no change, found "
-            f"{len(found)} of them or another end. Nothing is granted; restore an untouched copy."
+            f"{len(numbers)} of them or another end. Nothing is granted; restore an untouched copy."
         )
     return records
 

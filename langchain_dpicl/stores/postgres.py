@@ -236,8 +236,8 @@ class PostgresStore(_Place):
     def transaction(self) -> Iterator[LedgerTransaction]:
         """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
         with self._link.turn() as turn, contextlib.ExitStack() as ends:
-            found, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
-            if found is None:
+            known, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if known is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
             rows = _Rows(head, turn, lambda after: (self._lines, [self._name, after]), self._bound)
             view = View(rows)
@@ -248,11 +248,11 @@ class PostgresStore(_Place):
     def _bound(self, turn: Turn, dataset_id: str) -> tuple[str | None, bool]:
         """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
         owner: Query = self._tables.query(_OWNER), [dataset_id]
-        found, is_new = turn.read(owner), False
-        if not found:
+        rows, is_new = turn.read(owner), False
+        if not rows:
             turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
-            found, is_new = turn.read(owner), True
-        return (None if found[0][0] == self._name else str(found[0][0])), is_new
+            rows, is_new = turn.read(owner), True
+        return (None if rows[0][0] == self._name else str(rows[0][0])), is_new
 
     def _append(self, turn: Turn, old: Head, rows: _Rows) -> None:
         turn.check_process()

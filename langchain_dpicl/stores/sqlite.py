@@ -137,13 +137,13 @@ class SQLiteStore(Connected):
           LedgerError: there is none, and the store was opened and not made: its header may have been lost.
         """
         with self._link.writing():
-            found = self._rows().header()
-            if found is None:
+            known = self._rows().header()
+            if known is None:
                 self._check_may_create()
                 self._rows().begin(header)
-        if found is None:
+        if known is None:
             self._link.settle()  # who the ledger is must not be in the log alone, which a careless copy leaves behind
-        return found or header
+        return known or header
 
     def _check_may_create(self) -> None:
         if not self.may_create:
@@ -217,9 +217,9 @@ class SQLiteStore(Connected):
         with errors_of(self._path):
             known = dict(connection.execute("SELECT name, id FROM ledgers").fetchall())
         if self._name not in known:
-            found = sorted(map(str, known))
+            names = sorted(map(str, known))
             advice = "Check the name; a new ledger is made on purpose (SQLiteStore.new, dpicl ledger create)."
-            raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {found}. {advice}")
+            raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {names}. {advice}")
         self._number = known[self._name]
         self._check_bindings(connection)
 
@@ -227,9 +227,9 @@ class SQLiteStore(Connected):
         """Refuses a file whose bindings are not those of its lines, for all its ledgers."""
         with errors_of(self._path):
             connection.execute("BEGIN")
-            bound, kept = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
+            bound, stored = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
             connection.execute("COMMIT")
-        if kept <= bound and {dataset for dataset, _ in kept} == {dataset for dataset, _ in bound}:
+        if stored <= bound and {dataset for dataset, _ in stored} == {dataset for dataset, _ in bound}:
             return
         raise LedgerError(
             f"ledger {self._path}: expected for each data set the ledger that has it, found other bindings than its "
