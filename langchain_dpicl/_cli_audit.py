@@ -1,8 +1,6 @@
-"""What `dpicl audit` does: finds what is to be audited, plays the audit and says what it found. Prints nothing itself.
+"""Runs `dpicl audit` on a plan's JSON or on an object imported by its dotted name."""
 
-Reads a plan's JSON, or imports an object by its dotted name from the environment that the command runs in, as pytest
-and uvicorn do. The audit reads no record and spends nothing; what the imported code does when it runs is its own.
-"""
+# Importing runs the user's code in the environment of the command, as pytest and uvicorn do.
 
 from __future__ import annotations
 
@@ -52,15 +50,7 @@ def add_audit(commands: Any, *, run: Any) -> None:
 
 
 def audited(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
-    """Plays the audit and says what it found, result by result.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-
-    Returns:
-      0, or `VIOLATED`.
-    """
+    """Runs the audit and prints each result; returns 0, or `VIOLATED`."""
     from langchain_dpicl.audit import audit
 
     subject = _found(arguments.what)
@@ -90,17 +80,17 @@ def _imported(module: str, name: str, *, is_called: bool) -> Any:
     here, problem = os.getcwd(), ""  # noqa: PTH109  an entry of sys.path is a text
     if here not in sys.path:
         sys.path.insert(0, here)
-    found: Any = None
+    target: Any = None
     try:
-        found = importlib.import_module(module)
+        target = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
         if is_called:
-            found = found()
+            target = target()
     # Code that leaves when it is imported was not audited either.
     except (Exception, SystemExit) as error:  # noqa: BLE001  theirs; its message may quote anything
         problem = type(error).__name__
     if problem:
         what = f"{module}:{name}" + ("()" if is_called else "")
         raise ConfigurationError(f"audit: expected {what} to be importable, found {problem}. Try it in Python.")
-    return found
+    return target

@@ -1,7 +1,4 @@
-"""What `dpicl discover` does: counts units, labels or values of a file of records, with noise. Prints nothing itself.
-
-Never shows a record: what it says is the plan, which is public, and what was released.
-"""
+"""Runs `dpicl discover`: counts of units or of values, known or not, under differential privacy."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_inputs import check_out, read_records
+from langchain_dpicl._cli_inputs import add_records, check_out, new_budget, private_examples, save_or_print
+from langchain_dpicl._cli_options import add_share
 from langchain_dpicl.privacy._validate import check_delta
 
 if TYPE_CHECKING:
@@ -38,39 +36,25 @@ def add_discover(commands: Any, *, run: Any) -> None:
         epilog=_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    add_records(command, text="field that every record has, without --by")
     command.add_argument("--out", type=Path, help="JSON file for counts and report (without it: --dry-run)")
     command.add_argument("--by", metavar="FIELD", help="field whose values are counted; without it units are")
     command.add_argument("--value", action="append", help="a value that may occur, once per value; none: find them")
-    command.add_argument("--epsilon", type=float, required=True, help="of the one release")
-    command.add_argument("--delta", type=float, required=True, help="most of it is for the threshold of unknown values")
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
-    command.add_argument("--unit-key", help="field that names the person a record belongs to")
+    add_share(command, epsilon="of the one release", delta="most of it is for the threshold of unknown values")
     command.add_argument("--records-per-unit", type=int, default=1, help="records looked at of each unit (default 1)")
     command.add_argument("--max-values", type=int, default=1, help="values that a unit may stand for (default 1)")
     command.add_argument("--keep-case", action="store_true", help="upper and lower case make different values")
-    command.add_argument("--text-key", default="text", help="field that every record has, without --by (default: text)")
-    command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
     command.add_argument(
         "--public-size",
         type=int,
         help="a guess of the number of units, which delta is held against (default: 0.1/delta)",
     )
     command.add_argument("--dry-run", action="store_true", help="show noise and threshold; read and spend nothing")
-    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     command.set_defaults(run=run)
 
 
 def discovered(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
-    """Plans, counts unless it is a dry run, and says what was released.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-
-    Returns:
-      0.
-    """
+    """Counts and prints what was released; with --dry-run, or without --out, prints the plan alone. Returns 0."""
     from langchain_dpicl.discovery_planning import plan_discovery
 
     counted = {
@@ -90,35 +74,25 @@ def discovered(arguments: argparse.Namespace, *, say: Callable[[str], object]) -
         say(_plan_text(plan))
         return 0
     check_out(arguments.out, arguments.file)
-    found, budget = _released(arguments, counted)
-    try:
-        found.save(arguments.out)
-    except OSError:
-        say(found.to_json())  # it is paid for
-        raise
+    released, budget = _released(arguments, counted)
+    save_or_print(released, arguments.out, say=say)
     if not arguments.quiet:
-        say("\n".join((_plan_text(plan), "", *_counts_text(found), "", str(budget.report()))))
+        say("\n".join((_plan_text(plan), "", *_counts_text(released), "", str(budget.report()))))
     return 0
 
 
 def _released(arguments: argparse.Namespace, counted: dict[str, Any]) -> tuple[ReleasedCounts, Any]:
-    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
-    from langchain_dpicl.privacy.examples import PrivateExamples
 
     # Counts rest on no declared size: without a guess it is the largest that goes with delta.
     guess = max(1, int(0.1 / check_delta(arguments.delta) * (1 - 1e-9)))
-    private = PrivateExamples(
-        read_records(arguments.file),
+    private = private_examples(
+        arguments,
         public_size=guess if arguments.public_size is None else arguments.public_size,
         text_key=arguments.by or arguments.text_key,
-        unit_key=arguments.unit_key,
-        dataset_id=arguments.dataset_id,
         records_per_unit=arguments.records_per_unit,
     )
-    budget = PrivacyBudgetCallbackHandler(
-        epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency
-    )
+    budget = new_budget(arguments)
     paid: dict[str, Any] = {"budget": budget, "epsilon": arguments.epsilon, "delta": arguments.delta}
     if arguments.by is not None and arguments.value is None:
         del counted["values"]
@@ -140,18 +114,18 @@ def _plan_text(plan: DiscoveryPlan) -> str:
     return "\n".join(lines)
 
 
-def _counts_text(found: ReleasedCounts) -> list[str]:
-    if not found.counts:
+def _counts_text(released: ReleasedCounts) -> list[str]:
+    if not released.counts:
         return ["nothing reached the threshold"]
     from langchain_dpicl.privacy.count_margins import noise_margin
 
-    margin = noise_margin(found.release.scale, 0.95)  # not `public_size`, which is never below 1
-    width = max(len(value) for value in found.counts)
+    margin = noise_margin(released.release.scale, 0.95)  # not `public_size`, which is never below 1
+    width = max(len(value) for value in released.counts)
     head = f"{'value':<{max(width, 5)}}  noisy count  at least (95 % each)"
     return [
         head,
         *(
             f"{value:<{max(width, 5)}}  {count:>11,}  {max(0, count - margin):>8,}"
-            for value, count in found.counts.items()
+            for value, count in released.counts.items()
         ),
     ]

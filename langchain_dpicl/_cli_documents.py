@@ -1,7 +1,4 @@
-"""What `dpicl documents` does: private documents in, a store of synthetic ones and a report out. Prints nothing itself.
-
-Never shows a record: what it says is the plan, which is public, and what was released.
-"""
+"""Runs `dpicl documents`: private documents in, synthetic documents and a report out."""
 
 from __future__ import annotations
 
@@ -10,14 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_inputs import add_model, check_out, load_grammar, load_model, read_records
+from langchain_dpicl._cli_inputs import (
+    add_model,
+    add_records,
+    check_out,
+    load_grammar,
+    load_model,
+    new_budget,
+    private_examples,
+    save_or_print,
+)
+from langchain_dpicl._cli_options import Option, add_options, add_share, typed_options
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
 
 if TYPE_CHECKING:
     from langchain_dpicl.documents import DocumentSynthesizer
     from langchain_dpicl.documents_planning import DocumentsPlan
-    from langchain_dpicl.released_documents import SyntheticDocuments
 
 _FAULT, _INTERRUPTED = 2, 130
 _NOTES = """\
@@ -30,20 +36,22 @@ With --dry-run nothing is read and nothing is spent. What is printed and saved i
 Every run starts a new budget, kept in memory. Two runs on the same records spend twice, and their epsilons add up; use
 a Python program with one shared budget where that must be counted.
 """
-_NUMBERS: dict[str, tuple[int | None, str]] = {
-    "num_topics": (10, "most topics; their costs do not add up, but of smaller topics a larger share is read"),
-    "documents_per_topic": (4, "texts of each topic; their costs compose"),
-    "max_tokens": (60, "cap of a text"),
-    "keywords_per_unit": (10, "keywords that a unit casts at most"),
-    "least_units": (None, "noisy count below which a keyword becomes no topic"),
-    "topic_size": (None, "declared units of a topic (default: spread evenly)"),
+_NUMBERS = {
+    "num_topics": Option(
+        "most topics; their costs do not add up, but a larger share of smaller ones is read", default=10
+    ),
+    "documents_per_topic": Option("texts of each topic; their costs compose", default=4),
+    "max_tokens": Option("cap of a text", default=60),
+    "keywords_per_unit": Option("keywords that a unit casts at most", default=10),
+    "least_units": Option("noisy count below which a keyword becomes no topic"),
+    "topic_size": Option("declared units of a topic (default: spread evenly)"),
 }
-_WRITING: dict[str, tuple[type, str]] = {
-    "num_slots": (int, "rows per token"),
-    "shots_per_slot": (int, "records per row"),
-    "redraw_every": (int, "tokens per secret sample"),
-    "clip": (float, "largest clipped logit or difference (logit mechanisms)"),
-    "temperature": (float, "of the released token's softmax (logit mechanisms)"),
+_WRITING = {
+    "num_slots": Option("rows per token"),
+    "shots_per_slot": Option("records per row"),
+    "redraw_every": Option("tokens per secret sample"),
+    "clip": Option("largest clipped logit or difference (logit mechanisms)", kind=float),
+    "temperature": Option("of the released token's softmax (logit mechanisms)", kind=float),
 }
 
 
@@ -56,23 +64,20 @@ def add_documents(commands: Any, *, run: Any) -> None:
         epilog=_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    add_records(
+        command,
+        dataset_id="private-documents",
+        unit="field that names the person or document a record belongs to",
+    )
     command.add_argument("--out", type=Path, help="JSON file for documents and report (without it: --dry-run)")
-    command.add_argument("--epsilon", type=float, required=True, help="of histogram and texts together")
-    command.add_argument("--delta", type=float, required=True)
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    add_share(command, epsilon="of histogram and texts together")
     command.add_argument("--public-size", type=int, required=True, help="declared, not counted, number of units")
-    command.add_argument("--text-key", default="text", help="field that holds the text (default: text)")
-    command.add_argument("--unit-key", help="field that names the person or document a record belongs to")
     command.add_argument("--records-per-unit", type=int, default=1, help="records kept of each unit (default 1)")
-    command.add_argument("--dataset-id", default="private-documents", help="public name of the records in the report")
     words = command.add_mutually_exclusive_group()
     words.add_argument("--vocabulary", type=Path, metavar="FILE", help="public keywords, one a line")
     words.add_argument("--public-texts", type=Path, metavar="FILE", help="public texts, one a line, to take words from")
     command.add_argument("--vocabulary-size", type=int, default=1_000, help="words without --vocabulary (default 1000)")
-    for name, (default, words_of) in _NUMBERS.items():
-        told = words_of if default is None else f"{words_of} (default {default})"
-        command.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=told)
+    add_options(command, _NUMBERS)
     command.add_argument("--topic-share", type=float, default=0.2, help="of epsilon, for the histogram (default 0.2)")
     command.add_argument("--topic-noise", choices=("discrete_laplace", "gaussian"), help="default: what deviates less")
     command.add_argument("--instruction", help="public description of the task, first in every prompt")
@@ -80,27 +85,16 @@ def add_documents(commands: Any, *, run: Any) -> None:
     command.add_argument("--mechanism", default="gumbel", help="how a token is released (default gumbel)")
     command.add_argument("--sampling", choices=("poisson", "disjoint"), default="poisson")
     command.add_argument("--public-top-k", type=int, default=100, help="candidates per token (default 100)")
-    for name, (kind, words_of) in _WRITING.items():
-        command.add_argument(f"--{name.replace('_', '-')}", type=kind, help=words_of)
+    add_options(command, _WRITING)
     add_model(command)
     command.add_argument("--dry-run", action="store_true", help="show the plan; read and spend nothing")
-    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     command.set_defaults(run=run)
 
 
 def documented(
     arguments: argparse.Namespace, *, say: Callable[[str], object], complain: Callable[[str], object]
 ) -> int:
-    """Plans, releases unless it is a dry run, and says what was released.
-
-    Args:
-      arguments: of the command.
-      say: prints a text.
-      complain: prints a fault.
-
-    Returns:
-      0; 2 after a run that was stopped, 130 after Ctrl-C: what was released is saved then, too.
-    """
+    """Releases documents, or prints the plan of a dry run; returns 0, 2 after a stop, 130 after Ctrl-C."""
     if arguments.dry_run or arguments.out is None:
         say(_plan_text(_planned(arguments)))
         return 0
@@ -119,20 +113,12 @@ def documented(
     except KeyboardInterrupt:
         code, stopped = _INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
     finally:
-        _save(made.released(), arguments.out, say=say)
+        save_or_print(made.released(), arguments.out, say=say)
     if stopped:
         complain(f"{stopped} What was released is saved in {arguments.out}. A new run starts over, on its own budget.")
     if not arguments.quiet:
         say("\n".join(("", *_topics_text(made), "", str(budget.report()))))
     return code
-
-
-def _save(released: SyntheticDocuments, out: Path, *, say: Callable[[str], object]) -> None:
-    try:
-        released.save(out)
-    except OSError:
-        say(released.to_json())  # it is paid for
-        raise
 
 
 def _vocabulary(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -170,8 +156,8 @@ def _shared(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _writing(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(arguments, name) for name in _WRITING if getattr(arguments, name) is not None}
-    return {"mechanism": arguments.mechanism, "sampling": arguments.sampling, **given}
+    fixed = {"mechanism": arguments.mechanism, "sampling": arguments.sampling}
+    return {**fixed, **typed_options(arguments, _WRITING)}
 
 
 def _planned(arguments: argparse.Namespace) -> DocumentsPlan:
@@ -198,22 +184,11 @@ def _planned(arguments: argparse.Namespace) -> DocumentsPlan:
 
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DocumentSynthesizer, Any]:
     """Reads records and model, checks everything, and has spent nothing yet."""
-    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.documents import DocumentSynthesizer
-    from langchain_dpicl.privacy.examples import PrivateExamples
 
     vocabulary = _vocabulary(arguments)
-    private = PrivateExamples(
-        read_records(arguments.file),
-        public_size=arguments.public_size,
-        text_key=arguments.text_key,
-        unit_key=arguments.unit_key,
-        dataset_id=arguments.dataset_id,
-        records_per_unit=arguments.records_per_unit,
-    )
-    budget = PrivacyBudgetCallbackHandler(
-        epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency
-    )
+    sizes = {name: getattr(arguments, name) for name in ("public_size", "records_per_unit")}
+    private, budget = private_examples(arguments, **sizes), new_budget(arguments)
     made = DocumentSynthesizer.from_private_examples(
         private,
         llm=load_model(arguments),

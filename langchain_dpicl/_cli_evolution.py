@@ -1,15 +1,11 @@
-"""What `dpicl generate` and `dpicl plan` do with --mechanism private_evolution: options, checks, a run and a plan.
-
-Prints nothing and reads no record: whoever calls hands over `PrivateExamples`. The model of such a run sees no record.
-"""
+"""Options, checks, runs and plans of `dpicl generate` and `dpicl plan` with --mechanism private_evolution."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl._cli_options import Option, add_options, check_absent, check_counts, cost_of, typed_options
 
 if TYPE_CHECKING:
     from langchain_dpicl.evolution import PrivateEvolution
@@ -18,7 +14,12 @@ if TYPE_CHECKING:
 
 MECHANISM = "private_evolution"
 
-_NUMBERS = ("rounds", "num_candidates", "num_survivors", "num_variations")
+_NUMBERS = {
+    "rounds": Option("noisy histograms per label (default 5)"),
+    "num_candidates": Option("first candidates per label (default as in a later round)"),
+    "num_survivors": Option("candidates that go on after a round (default 10)"),
+    "num_variations": Option("variations of each survivor (default 3)", low=0),
+}
 _RUN = ("embeddings", "variation_prompt", "hint")
 # What a generation token by token has, and an evolution has not.
 _NONE = (
@@ -43,10 +44,7 @@ _NONE = (
 def add_evolution(command: argparse.ArgumentParser, *, runs: bool) -> None:
     """Adds the options that only private evolution has; those of a run where it is one."""
     group = command.add_argument_group(f"with --mechanism {MECHANISM} (the model sees no record)")
-    group.add_argument("--rounds", type=int, help="noisy histograms per label (default 5)")
-    group.add_argument("--num-candidates", type=int, help="first candidates per label (default as in a later round)")
-    group.add_argument("--num-survivors", type=int, help="candidates that go on after a round (default 10)")
-    group.add_argument("--num-variations", type=int, help="variations of each survivor (default 3)")
+    add_options(group, _NUMBERS)
     if runs:
         group.add_argument("--embeddings", help="module:attribute of LangChain embeddings, which SEE the records")
         group.add_argument("--variation-prompt", help="template of the prompt for a variation of {text}")
@@ -56,28 +54,18 @@ def add_evolution(command: argparse.ArgumentParser, *, runs: bool) -> None:
 
 
 def check_evolution(arguments: argparse.Namespace) -> None:
-    """Refuses options of the other mechanisms beside this one, and its own beside others: they would change nothing."""
-    is_own = arguments.mechanism == MECHANISM
-    for name in _NONE if is_own else (*_NUMBERS, *_RUN):
-        if getattr(arguments, name, None) is not None:
-            typed = f"--{name.replace('_', '-')}"
-            beside = f"with --mechanism {MECHANISM}" if is_own else f"without --mechanism {MECHANISM}"
-            raise ConfigurationError(f"{typed}: expected none {beside}.")
-    for name in _NUMBERS:
-        value, low = getattr(arguments, name), 0 if name == "num_variations" else 1
-        if value is not None and value < low:
-            raise ConfigurationError(f"--{name.replace('_', '-')}: expected an integer >= {low}, found {value}.")
-
-
-def numbers_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the numbers that were typed."""
-    return {name: getattr(arguments, name) for name in _NUMBERS if getattr(arguments, name) is not None}
+    """Refuses options that would change nothing: those of other mechanisms here, and its own elsewhere."""
+    if arguments.mechanism == MECHANISM:
+        check_absent(arguments, _NONE, where=f"with --mechanism {MECHANISM}")
+    else:
+        check_absent(arguments, (*_NUMBERS, *_RUN), where=f"without --mechanism {MECHANISM}")
+    check_counts(arguments, _NUMBERS)
 
 
 def evolution_from(
     arguments: argparse.Namespace, private: PrivateExamples, *, budget: Any, model: Any, embeddings: Any, **spread: Any
 ) -> PrivateEvolution:
-    """Checks everything, and has spent nothing yet."""
+    """Builds the component, which checks its arguments and spends nothing yet."""
     from langchain_dpicl.evolution import PrivateEvolution
 
     return PrivateEvolution.from_private_examples(
@@ -92,13 +80,13 @@ def evolution_from(
         hints=tuple(arguments.hint or ()),
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
-        **numbers_of(arguments),
+        **typed_options(arguments, _NUMBERS),
         **spread,
     )
 
 
 def writer_of(arguments: argparse.Namespace, model: Any) -> Any:
-    """Returns the model that writes; an engine of ours writes at temperature 1, or all candidates would be alike."""
+    """Returns the model that writes; our own engines write at temperature 1, or all candidates would be alike."""
     from langchain_dpicl.backends.base import NextTokenBackend
     from langchain_dpicl.models import LocalLLM
 
@@ -107,33 +95,25 @@ def writer_of(arguments: argparse.Namespace, model: Any) -> Any:
     return model
 
 
-def planned_evolution(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
-    """Returns what `dpicl plan` prints."""
+def planned_evolution(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    """Returns what `dpicl plan` prints, as JSON values and as text."""
     from langchain_dpicl.evolution_planning import plan_evolution
 
-    shots = arguments.shots_per_label
     plan = plan_evolution(
         sizes,
         epsilon=arguments.epsilon,
         delta=arguments.delta,
         adjacency=arguments.adjacency,
-        **({} if shots is None else {"shots_per_label": shots}),
-        **numbers_of(arguments),
+        **typed_options(arguments, ["shots_per_label"]),
+        **typed_options(arguments, _NUMBERS),
     )
-    cost = plan.cost(record_tokens=arguments.record_tokens)
     out: dict[str, Any] = {
         "plan": plan.to_dict(),
-        "cost": {
-            "private_calls": cost.private_calls,
-            "public_calls": cost.public_calls,
-            "tokens_in": cost.tokens_in,
-            "tokens_out": cost.tokens_out,
-            "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
-        },
+        "cost": cost_of(plan.cost(record_tokens=arguments.record_tokens), arguments),
         "embedded": plan.embedded,
         "signal": plan.expected_signal(),
     }
-    return json.dumps(out, indent=2) if arguments.json else _text(plan, out)
+    return out, _text(plan, out)
 
 
 def _text(plan: EvolutionPlan, out: dict[str, Any]) -> str:

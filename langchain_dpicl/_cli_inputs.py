@@ -1,7 +1,4 @@
-"""What a command line names, read and checked: records, a model, a grammar, a target file. Prints and spends nothing.
-
-Never shows a record: a fault is reported without its content, its number or its line.
-"""
+"""Reads and checks the inputs that a command line names: records, a model, a grammar and a target file."""
 
 from __future__ import annotations
 
@@ -14,15 +11,18 @@ import json
 import secrets
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from langchain_dpicl._cli_options import flag
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.grammars import Grammar
+    from langchain_dpicl.privacy.examples import PrivateExamples
 
 _FOLDER_OPTIONS = ("device", "dtype", "max_prompt_tokens", "chat")
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
@@ -105,6 +105,45 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def add_records(
+    command: argparse.ArgumentParser,
+    *,
+    dataset_id: str = "private-examples",
+    text: str = "field that holds the text",
+    unit: str = "field that names the person a record belongs to",
+) -> None:
+    """Adds the file of the records and what its fields mean."""
+    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    command.add_argument("--text-key", default="text", help=f"{text} (default: text)")
+    command.add_argument("--unit-key", help=unit)
+    command.add_argument("--dataset-id", default=dataset_id, help="public name of the records in the report")
+    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
+
+
+def private_examples(arguments: argparse.Namespace, **options: Any) -> PrivateExamples:
+    """Reads the records; `options` are those of `PrivateExamples` that differ between commands."""
+    from langchain_dpicl.privacy.examples import PrivateExamples
+
+    named = {name: getattr(arguments, name) for name in ("text_key", "unit_key", "dataset_id")}
+    return PrivateExamples(read_records(Path(arguments.file)), **{**named, **options})
+
+
+def new_budget(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
+    """Returns a budget in memory with the limits that were typed."""
+    from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+
+    return PrivacyBudgetCallbackHandler(epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency)
+
+
+def save_or_print(released: Any, out: Path, *, say: Callable[[str], object]) -> None:
+    """Saves what was released; prints it if that fails, since it is paid for."""
+    try:
+        released.save(out)
+    except OSError:
+        say(released.to_json())
+        raise
+
+
 def add_model(command: argparse.ArgumentParser) -> None:
     """Adds the options of a model and of what it may write."""
     command.add_argument(
@@ -142,21 +181,22 @@ def load_model(arguments: argparse.Namespace) -> Any:
     """Returns the embedded model, an engine on a model's folder, or the object that `module:attribute` names."""
     name: str = arguments.model
     options = {option: getattr(arguments, option, None) for option in _FOLDER_OPTIONS}
-    given = {option: value for option, value in options.items() if value is not None}
+    typed = {option: value for option, value in options.items() if value is not None}
     if name != "embedded" and Path(name).is_dir():
-        return _load_folder(name, given)
-    if given:
-        typed = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-        raise ConfigurationError(f"{typed}: expected none unless --model is the folder of a model, found {name!r}.")
+        return _load_folder(name, typed)
+    if typed:
+        flags = ", ".join(map(flag, typed))
+        raise ConfigurationError(f"{flags}: expected none unless --model is the folder of a model, found {name!r}.")
     return _load_object(name)
 
 
-def _load_folder(name: str, given: dict[str, Any]) -> Any:
+def _load_folder(name: str, options: dict[str, Any]) -> Any:
     from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 
-    if given.get("max_prompt_tokens", 1) < 1:
-        raise ConfigurationError(f"--max-prompt-tokens: expected an integer >= 1, found {given['max_prompt_tokens']}.")
-    return HuggingFaceBackend(name, **given)
+    if options.get("max_prompt_tokens", 1) < 1:
+        most = options["max_prompt_tokens"]
+        raise ConfigurationError(f"--max-prompt-tokens: expected an integer >= 1, found {most}.")
+    return HuggingFaceBackend(name, **options)
 
 
 def _load_object(name: str) -> Any:
@@ -173,17 +213,17 @@ def load_named(option: str, name: str, *, expected: str = "module:attribute") ->
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigurationError(f"{option}: expected {expected}, found {name!r}.")
-    found: Any = _import(module, option)
+    target: Any = _import(module, option)
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise ConfigurationError(f"{option}: the module {module!r} has no attribute {attribute!r}.")
-        found = getattr(found, part)
-    if inspect.isclass(found) or inspect.isfunction(found):
-        what = "class" if inspect.isclass(found) else "function"
+        target = getattr(target, part)
+    if inspect.isclass(target) or inspect.isfunction(target):
+        what = "class" if inspect.isclass(target) else "function"
         kind = "a model or engine" if option == "--model" else "an object"
         advice = f"Call it in the module ({option.strip('-').upper()} = {attribute}(...)) and name the result."
         raise ConfigurationError(f"{option}: expected {kind}, found the {what} {name!r}. {advice}")
-    return found
+    return target
 
 
 def _import(module: str, option: str) -> Any:

@@ -1,15 +1,12 @@
-"""What `dpicl plan --method pate` shows: options and the text or JSON of a plan of labels for public inputs.
-
-Knows public numbers only. Prints nothing, reads no record.
-"""
+"""Options, JSON and text of `dpicl plan --method pate`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_queries import checked_labels, cost_of, tokens_of
+from langchain_dpicl._cli_options import Option, add_options, check_counts, cost_of
+from langchain_dpicl._cli_queries import checked_labels, cost_text, noise_text, signal_text, tokens_of
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_positive, check_real
 
@@ -19,9 +16,6 @@ if TYPE_CHECKING:
     from langchain_dpicl.privacy.extensions.label_tickets import Teachers
     from langchain_dpicl.row_design import RowDesign
 
-OPTIONS = ("public_inputs", "teachers", "chance", "noise", "student_calls")
-"""The options that only plans of labels have."""
-_COUNTS = {"labels": 2, "public_inputs": 1}
 _CHANCE = 0.95
 _DRAWN = {
     "fresh": "fresh, a new secret sample for every input",
@@ -30,31 +24,31 @@ _DRAWN = {
 }
 
 
+OPTIONS = {
+    "public_inputs": Option("inputs without labels that there are"),
+    "teachers": Option("how prompts are drawn (default: fresh)", kind=str, choices=tuple(_DRAWN)),
+    "chance": Option(f"wanted chance of a right label (default {_CHANCE})", kind=float),
+    "noise": Option("deviation, in votes, at which teachers are priced (default: its own)", kind=float),
+    "student_calls": Option("public calls that compare student prompts (default 0)", low=0),
+}
+"""The options that only plans of labels have."""
+
+
 def add_pate(command: argparse.ArgumentParser) -> None:
     """Adds the options that only labels for public inputs have."""
-    group = command.add_argument_group("with --method pate")
-    group.add_argument("--public-inputs", type=int, help="inputs without labels that there are")
-    group.add_argument("--teachers", choices=tuple(_DRAWN), help="how prompts are drawn (default: fresh)")
-    group.add_argument("--chance", type=float, help=f"wanted chance of a right label (default {_CHANCE})")
-    group.add_argument(
-        "--noise", type=float, help="deviation, in votes, at which teachers are priced (default: its own)"
-    )
-    group.add_argument("--student-calls", type=int, help="public calls that compare student prompts (default 0)")
+    add_options(command.add_argument_group("with --method pate"), OPTIONS)
 
 
-def planned_labels(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
-    """Returns what the command prints."""
-    labels = checked_labels(arguments, sizes, _COUNTS)
-    for name, low in (("max_queries", 1), ("student_calls", 0)):
-        value = getattr(arguments, name)
-        if value is not None and value < low:
-            raise ConfigurationError(f"--{name.replace('_', '-')}: expected an integer >= {low}, found {value}.")
+def planned_labels(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    """Returns what the command prints, as JSON values and as text."""
+    labels = checked_labels(arguments, sizes, ("labels", "public_inputs"))
+    check_counts(arguments, OPTIONS)
     if arguments.chance is not None:
         check_real("--chance", arguments.chance, low=0.0, high=1.0, low_open=True)
     if arguments.noise is not None:
         check_positive("--noise", arguments.noise)
     out = _out(arguments, sum(sizes.values()), labels)
-    return json.dumps(out, indent=2) if arguments.json else _text(out)
+    return out, _text(out)
 
 
 def _out(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
@@ -136,7 +130,7 @@ def _teachers(plan: LabellingPlan, arguments: argparse.Namespace, labels: int) -
 
 
 def _text(out: dict[str, Any]) -> str:
-    plan, cost, signal = out["plan"], out["cost"], out["signal"]
+    plan, signal = out["plan"], out["signal"]
     names = {key for key, value in signal.items() if value is not None} - {"signal_to_noise"}
     percent = {name: 100 * signal[name] for name in names}
     rejects = plan["constants"] or plan["threshold"] is not None
@@ -145,20 +139,14 @@ def _text(out: dict[str, Any]) -> str:
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for labels of {max_queries:,} of "
         "{public_inputs:,} public inputs (nothing is spent)".format(**plan),
-        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
-        "(scale {noise_scale:.3f} on the votes)".format(**plan),
+        noise_text(plan),
         f"teachers {_DRAWN[plan['teachers']]}",
         "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), {labels} labels".format(**plan),
-        "         {public_size} declared units, sampling rate {sampling_rate:.5f}".format(**plan),
-        "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
-        + "{empty_slot_prob:.1f} % empty slots".format(**percent),
-        "signal   signal-to-noise {signal_to_noise:.2f}, ".format(**signal)
-        + "right label {right_label_prob:.1f} %{rejected}".format(**percent, rejected=rejected),
+        *signal_text(out, percent, abstained=rejected),
         f"needed   {needed} vote for the right label for {{chance:.1f}} % right labels (--chance)".format(**percent),
         "guess    {agreement:.1f} % of rows do (--agreement: {one_shot_agreement:.1f} % of one-shot rows); "
         "not measured".format(**percent),
-        "cost     {calls_per_query:.1f} calls per label: {private_calls:,} private + {public_calls:,} public calls, "
-        "{tokens_in:,} tokens in, {tokens_out:,} out, money {money:.2f}".format(**cost),
+        cost_text(out["cost"], unit="label"),
         "",
         *_teachers_text(out["teachers"]),
     ]

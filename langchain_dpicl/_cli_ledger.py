@@ -1,7 +1,6 @@
-"""What `dpicl ledger` does: create, show, verify, export and back up a ledger. Prints nothing, reads no record.
+"""Runs `dpicl ledger`: create, show, verify, export, anchor and back up a ledger."""
 
-Everything in a ledger is public. Addresses of databases are not: what is shown never holds one.
-"""
+# Everything in a ledger is public. Addresses of databases are not: no output holds one.
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._cli_options import add_share
 from langchain_dpicl._ledger_files import ExportedLedger, export_lines, is_export, read_export
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -45,7 +45,7 @@ A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other use
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a command has to say: its exit code, the text for stdout and the complaints for stderr."""
+    """Exit code, text for stdout and complaints for stderr."""
 
     code: int
     text: str = ""
@@ -100,9 +100,8 @@ def _file(text: str) -> Path:
 
 def _add_create(actions: Any) -> None:
     command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
-    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
-    command.add_argument("--delta", type=float, required=True, help="limit; at most 1/(10 * all declared units)")
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    limit = "limit; at most 1/(10 * all declared units)"
+    add_share(command, epsilon="limit for the ledger's whole life", delta=limit)
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
 
 
@@ -151,7 +150,7 @@ def _path(where: str) -> Path:
 
 @contextlib.contextmanager
 def _opened(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
-    """Opens an existing ledger for as long as the command runs; makes none."""
+    """Opens an existing ledger for as long as the command runs."""
     store = _store(arguments.where, arguments.name)
     try:
         yield store
@@ -172,10 +171,10 @@ def _store(where: str, name: str | None) -> LedgerStore:
         fault = error
     if isinstance(place, str) or not is_export(place):
         raise fault
-    found = read_export(place)
-    if name not in {None, found.header().name}:
-        raise LedgerError(f"--name: expected {found.header().name!r}, which the file holds, found {name!r}.")
-    return found
+    export = read_export(place)
+    if name not in {None, export.header().name}:
+        raise LedgerError(f"--name: expected {export.header().name!r}, which the file holds, found {name!r}.")
+    return export
 
 
 def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None:
@@ -189,14 +188,9 @@ def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None
 
 
 def done(arguments: argparse.Namespace) -> Said:
-    """Does what was asked for.
-
-    Raises:
-      DPICLError: a fault that its message explains.
-      OSError: a file could not be read or written.
-    """
-    said: Said = arguments.act(arguments)
-    return said
+    """Runs the command that was typed."""
+    output: Said = arguments.act(arguments)
+    return output
 
 
 def _create(arguments: argparse.Namespace) -> Said:
@@ -226,7 +220,7 @@ def _created(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
 
 
 def _adopt(arguments: argparse.Namespace) -> Said:
-    """Takes the ledger as it stands: nobody can tell whether it is the newest copy."""
+    """Makes a ledger known to an anchor, as it stands: nothing can tell whether it is the newest copy."""
     from langchain_dpicl.budget.budget import Budget
 
     _place(arguments.anchor)
@@ -283,15 +277,15 @@ def _deltas(text: str | None) -> list[float] | None:
 
 
 def _shown(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
-    left = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
     open_ones = [_plain(entry) for entry in budget.dangling()]
     _draw(report, arguments)
     if arguments.json:
-        data = {"report": report.to_dict(), "remaining": left, "dangling": open_ones}
+        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
-        return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(left, open_ones))
-    return "\n".join([report.to_text(), "", *_operator_text(left, open_ones)])
+        return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
+    return "\n".join([report.to_text(), "", *_operator_text(remaining, open_ones)])
 
 
 def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
@@ -313,8 +307,8 @@ _OPEN_WORDS = (
 )
 
 
-def _operator_text(left: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"  remaining epsilon {rounded_down(left['epsilon'])}, delta {rounded_down(left['delta'])}"
+def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield f"  remaining epsilon {rounded_down(remaining['epsilon'])}, delta {rounded_down(remaining['delta'])}"
     yield f"  open reservations: {len(open_ones)}"
     for entry in open_ones:
         label = "" if entry["label"] is None else f" for label {entry['label']!r}"
@@ -324,12 +318,12 @@ def _operator_text(left: dict[str, float], open_ones: Sequence[dict[str, Any]]) 
         yield "  " + _OPEN_WORDS
 
 
-def _operator_markdown(left: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _operator_markdown(amounts: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
     from langchain_dpicl.privacy.report_markdown import code, table_of
 
     yield "## For the operator"
     yield ""
-    remaining = f"epsilon {rounded_down(left['epsilon'])}, delta {rounded_down(left['delta'])}"
+    remaining = f"epsilon {rounded_down(amounts['epsilon'])}, delta {rounded_down(amounts['delta'])}"
     yield f"Remaining: {remaining}. Open reservations: {len(open_ones)}."
     yield ""
     names = ("entry", "stamp", "component", "template", "label", "count")
@@ -339,32 +333,32 @@ def _operator_markdown(left: dict[str, float], open_ones: Sequence[dict[str, Any
 
 
 def _verify(arguments: argparse.Namespace) -> Said:
-    """Whatever keeps a ledger from being shown to be whole makes the exit code 1."""
+    """Verifies a ledger; any reason why it cannot be shown to be complete makes the exit code 1."""
     from langchain_dpicl._ledger_checks import check_ledger, read_receipts
     from langchain_dpicl.privacy.shown import UNREADABLE, why
 
     try:
         receipts = [receipt for path in arguments.receipt for receipt in read_receipts(path)]
         with _opened(arguments) as store:
-            found = check_ledger(store, anchor=_anchor(arguments.anchor), receipts=receipts)
+            checked = check_ledger(store, anchor=_anchor(arguments.anchor), receipts=receipts)
     except (OSError, *UNREADABLE) as error:
         fault = str(error) if isinstance(error, (DPICLError, OSError)) else why(error)
         text = json.dumps({"ok": False, "problems": [redacted(fault, [arguments.where])]})
         return Said(WRONG, text if arguments.json else "", (f"not verified: {fault}",))
-    complaints = tuple(f"not verified: {problem}" for problem in found.problems)
-    text = json.dumps(found.to_dict(), indent=2) if arguments.json else "\n".join(_verified(found, arguments))
+    complaints = tuple(f"not verified: {problem}" for problem in checked.problems)
+    text = json.dumps(checked.to_dict(), indent=2) if arguments.json else "\n".join(_verified(checked, arguments))
     return Said(WRONG if complaints else DONE, text, complaints)
 
 
-def _verified(found: CheckedLedger, arguments: argparse.Namespace) -> Iterator[str]:
-    header = found.header
-    yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if found.problems else ''}verified"
-    yield f"  lines     {found.lines}, last {found.head}"
+def _verified(ledger: CheckedLedger, arguments: argparse.Namespace) -> Iterator[str]:
+    header = ledger.header
+    yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if ledger.problems else ''}verified"
+    yield f"  lines     {ledger.lines}, last {ledger.head}"
     yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}, adjacency {header.adjacency}"
-    charged = f"epsilon {rounded_up(found.promised)}, delta {rounded_up(found.delta)}"
-    yield f"  shares    {found.shares}, charged {charged}"
-    yield f"  prices    epsilon {rounded_up(found.epsilon)}, computed again from the tickets"
-    yield from (f"  checked   {words}" for words in found.checked)
+    charged = f"epsilon {rounded_up(ledger.promised)}, delta {rounded_up(ledger.delta)}"
+    yield f"  shares    {ledger.shares}, charged {charged}"
+    yield f"  prices    epsilon {rounded_up(ledger.epsilon)}, computed again from the tickets"
+    yield from (f"  checked   {words}" for words in ledger.checked)
     if arguments.anchor is None:
         yield "  no anchor was given: an older copy of this ledger would verify too"
 

@@ -1,8 +1,4 @@
-"""What `dpicl plan` shows: options, checks and the text or JSON of a plan. Prints nothing, reads no record.
-
-Knows public numbers only. The plans of answers to queries are in `_cli_queries`, those of labels in `_cli_labels`,
-those of training in `_cli_training`.
-"""
+"""Options, checks, JSON and text of `dpicl plan`; the design options are those of `dpicl generate` as well."""
 
 from __future__ import annotations
 
@@ -14,36 +10,66 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl import _cli_evolution, _cli_labels, _cli_queries, _cli_retrieval, _cli_training
+from langchain_dpicl._cli_options import (
+    RECORD_TOKENS,
+    Option,
+    add_options,
+    add_share,
+    check_absent,
+    check_counts,
+    cost_of,
+    flag,
+    typed_options,
+)
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from langchain_dpicl import recommendation
     from langchain_dpicl.planning import GenerationPlan
-    from langchain_dpicl.recommendation import Option
     from langchain_dpicl.row_design import RowDesign
     from langchain_dpicl.token_rules import TokenRule
 
-# Counts that only a generation has, with their defaults there.
-_GENERATION = {"redraw_every": None, "shots_per_label": 1, "max_tokens": 60, "public_top_k": 100}
+Planner = Callable[[argparse.Namespace, dict[str | None, int]], tuple[dict[str, Any], str]]
 _MECHANISMS = ("gumbel", "gaussian", "permute_and_flip")
 _LOGIT_MECHANISMS = ("recentered_clip", "difference_clip", "clip_and_blend")
-RULE = ("clip", "temperature", "blend_weight", "center", "free_tokens", "private_tokens")
+_SHAPE = {
+    "num_slots": Option("slots, or expected unit rows (default 40)"),
+    "shots_per_slot": Option("records per slot (default 1)"),
+}
+# Counts that only a generation has, with their defaults there.
+_GENERATION = {
+    "redraw_every": Option("tokens per secret sample (default 1)"),
+    "shots_per_label": Option("demonstrations per label", default=1),
+    "max_tokens": Option("tokens per demonstration", default=60),
+    "public_top_k": Option("public candidates per token", default=100),
+}
+RULE = {
+    "clip": Option("largest clipped logit or difference (default: what noise leaves)", kind=float),
+    "temperature": Option("of the released token's softmax (default 1)", kind=float),
+    "blend_weight": Option("share of the private rows, clip_and_blend (default 0.5)", kind=float),
+    "center": Option("taken off a row, clip_and_blend (default max)", kind=str, choices=("max", "none")),
+    "free_tokens": Option("share of the rows below whose difference to the public model tokens are free", kind=float),
+    "private_tokens": Option("with --free-tokens: most private tokens per sample"),
+}
 """The options that a mechanism of generation may have of its own."""
+_PRICES = {
+    "price_in": Option("per million prompt tokens", kind=float, default=0.0),
+    "price_out": Option("per million answer tokens", kind=float, default=0.0),
+    **RECORD_TOKENS,
+}
 # What each method takes and another does not.
 _ONLY = {
     "generation": frozenset({*_GENERATION, *RULE, "full_vocabulary", "public_agreement", "sampling"}),
-    "voting": frozenset(_cli_queries.OPTIONS),
-    "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS}),
+    "voting": frozenset({*_cli_queries.OPTIONS, "sampling"}),
+    "pate": frozenset({*_cli_queries.OPTIONS, *_cli_labels.OPTIONS, "sampling"}),
     "dpsgd": frozenset(_cli_training.OPTIONS),
-    "retrieval": frozenset(_cli_retrieval.OPTIONS),
+    "retrieval": _cli_retrieval.OPTIONS,
 }
-_COUNTS = ("num_slots", "shots_per_slot", "private_tokens", *_GENERATION)
 
 
 def add_design(command: argparse.ArgumentParser) -> None:
     """Adds the options of a share and of its rows."""
-    command.add_argument("--epsilon", type=float, required=True, help="share of the budget")
-    command.add_argument("--delta", type=float, required=True, help="at most 1/(10 * all declared units)")
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    add_share(command, epsilon="share of the budget", delta="at most 1/(10 * all declared units)")
     mechanisms = (*_MECHANISMS, *_LOGIT_MECHANISMS, _cli_evolution.MECHANISM)
     command.add_argument("--mechanism", choices=mechanisms, default="gumbel")
     command.add_argument("--rows", choices=("units", "slots"))
@@ -52,31 +78,8 @@ def add_design(command: argparse.ArgumentParser) -> None:
         choices=("poisson", "fixed", "disjoint"),
         help="fixed needs --adjacency replace_one; disjoint: one deal, a batch of its own for every demonstration",
     )
-    command.add_argument("--num-slots", type=int, help="slots, or expected unit rows (default 40)")
-    command.add_argument("--shots-per-slot", type=int, help="records per slot (default 1)")
-    command.add_argument("--redraw-every", type=int, help="tokens per secret sample (default 1)")
-    command.add_argument("--shots-per-label", type=int, default=1, help="demonstrations per label")
-    command.add_argument("--max-tokens", type=int, default=60, help="tokens per demonstration")
-    command.add_argument("--public-top-k", type=int, default=100, help="public candidates per token")
-    _add_rule(command)
-
-
-def _add_rule(command: argparse.ArgumentParser) -> None:
-    """Adds what the logit mechanisms have of their own."""
-    group = command.add_argument_group(f"with --mechanism {', '.join(_LOGIT_MECHANISMS)}")
-    group.add_argument("--clip", type=float, help="largest clipped logit or difference (default: what noise leaves)")
-    group.add_argument("--temperature", type=float, help="of the released token's softmax (default 1)")
-    group.add_argument("--blend-weight", type=float, help="share of the private rows, clip_and_blend (default 0.5)")
-    group.add_argument("--center", choices=("max", "none"), help="taken off a row, clip_and_blend (default max)")
-    group.add_argument(
-        "--free-tokens", type=float, help="share of the rows below whose difference to the public model tokens are free"
-    )
-    group.add_argument("--private-tokens", type=int, help="with --free-tokens: most private tokens per sample")
-
-
-def rule_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the mechanism's own options that were typed."""
-    return {name: getattr(arguments, name) for name in RULE if getattr(arguments, name) is not None}
+    add_options(command, {**_SHAPE, **_GENERATION})
+    add_options(command.add_argument_group(f"with --mechanism {', '.join(_LOGIT_MECHANISMS)}"), RULE)
 
 
 def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
@@ -93,9 +96,7 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
         metavar="[LABEL=]N",
         help="declared number of units, once per label",
     )
-    command.add_argument("--price-in", type=float, default=0.0, help="per million prompt tokens")
-    command.add_argument("--price-out", type=float, default=0.0, help="per million answer tokens")
-    command.add_argument("--record-tokens", type=int, default=60, help="public cap of a record, in tokens")
+    add_options(command, _PRICES)
     command.add_argument(
         "--agreement", type=float, default=0.6, help="guess: one-shot rows that want the same token, or the right label"
     )
@@ -121,18 +122,18 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     command.set_defaults(run=run, mechanism=None, **dict.fromkeys(_GENERATION))
 
 
-def sizes_of(given: Sequence[str]) -> dict[str | None, int]:
+def sizes_of(items: Sequence[str]) -> dict[str | None, int]:
     """Returns the declared sizes, by label or for None."""
     sizes: dict[str | None, int] = {}
-    for item in given:
-        found = re.fullmatch(r"(?:(.+)=)?([0-9]{1,15})", item, flags=re.DOTALL)
-        if found is None:
+    for item in items:
+        match = re.fullmatch(r"(?:(.+)=)?([0-9]{1,15})", item, flags=re.DOTALL)
+        if match is None:
             raise ConfigurationError(f"--public-size: expected N or LABEL=N, found {item!r}.")
-        label = found[1]
+        label = match[1]
         if label in sizes:
             what = "one N" if label is None else f"one size for the label {label!r}"
             raise ConfigurationError(f"--public-size: expected {what}, found several.")
-        sizes[label] = int(found[2])
+        sizes[label] = int(match[2])
     if None in sizes and len(sizes) > 1:
         raise ConfigurationError("--public-size: expected one N, or LABEL=N for every label, found both.")
     return sizes
@@ -145,10 +146,7 @@ def declared(sizes: dict[str | None, int]) -> int | dict[str, int]:
 
 def check_options(arguments: argparse.Namespace) -> None:
     """Refuses counts below 1 under the name that was typed."""
-    for name in _COUNTS:
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name.replace('_', '-')}: expected an integer >= 1, found {value}.")
+    check_counts(arguments, {**_SHAPE, **RULE, **_GENERATION})
 
 
 def planned(arguments: argparse.Namespace) -> str:
@@ -158,30 +156,38 @@ def planned(arguments: argparse.Namespace) -> str:
     _check_method(arguments)
     _check_declarable(sizes, arguments.delta)
     _cli_evolution.check_evolution(arguments)
+    out, text = _planner(arguments)(arguments, sizes)
+    return json.dumps(out, indent=2) if arguments.json else text
+
+
+def _planner(arguments: argparse.Namespace) -> Planner:
+    """Returns what makes the plan, with the mechanism set where the method has a default."""
     if arguments.mechanism == _cli_evolution.MECHANISM:
-        return _cli_evolution.planned_evolution(arguments, sizes)
+        return _cli_evolution.planned_evolution
     if arguments.method == "dpsgd":
-        return _cli_training.planned_training(arguments, sizes)
+        return _cli_training.planned_training
     if arguments.method == "retrieval":
-        return _cli_retrieval.planned_retrieval(arguments, sizes)
-    if arguments.mechanism is None:
-        arguments.mechanism = "gumbel"
+        return _cli_retrieval.planned_retrieval
+    arguments.mechanism = arguments.mechanism or "gumbel"
     if arguments.method == "voting":
-        return _cli_queries.planned_queries(arguments, sizes)
+        return _cli_queries.planned_queries
     if arguments.method == "pate":
-        return _cli_labels.planned_labels(arguments, sizes)
-    for name, value in _GENERATION.items():
+        return _cli_labels.planned_labels
+    return _planned_generation
+
+
+def _planned_generation(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    for name, option in _GENERATION.items():
         if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
+            setattr(arguments, name, option.default)
     out = _generation(arguments, sizes)
-    return json.dumps(out, indent=2) if arguments.json else _plan_text(out)
+    return out, _plan_text(out)
 
 
 def _check_method(arguments: argparse.Namespace) -> None:
-    """Refuses options of the other methods: they would change nothing."""
-    for name in sorted(frozenset().union(*_ONLY.values()) - _ONLY[arguments.method]):
-        if getattr(arguments, name) is not None:
-            raise ConfigurationError(f"--{name.replace('_', '-')}: expected none with --method {arguments.method}.")
+    """Refuses options of other methods, which would change nothing."""
+    others = sorted(frozenset().union(*_ONLY.values()) - _ONLY[arguments.method])
+    check_absent(arguments, others, where=f"with --method {arguments.method}")
     if arguments.method == "generation":
         return
     if arguments.mechanism in {*_LOGIT_MECHANISMS, _cli_evolution.MECHANISM}:
@@ -192,7 +198,7 @@ def _check_method(arguments: argparse.Namespace) -> None:
 
 
 def _check_declarable(sizes: dict[str | None, int], delta: float) -> None:
-    """Refuses sizes and a delta that a run would refuse, by asking the same rule on no records."""
+    """Refuses sizes and a delta that a run would refuse."""
     from langchain_dpicl.privacy.examples import PrivateExamples
 
     split = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
@@ -204,14 +210,14 @@ def _generation(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> 
     from langchain_dpicl.row_design import RowDesign
     from langchain_dpicl.token_rules import TokenRule
 
-    rule = TokenRule(arguments.mechanism, **rule_options(arguments))
+    rule = TokenRule(arguments.mechanism, **typed_options(arguments, RULE))
     shape = {name: getattr(arguments, name) for name in ("rows", "num_slots", "shots_per_slot")}
     design = RowDesign.choose(**shape, sampling=arguments.sampling or "poisson")
     plan = _plan_of(arguments, sizes, design, rule)
     guess = {"one_shot": arguments.agreement, "public_agreement": arguments.public_agreement}
     out: dict[str, Any] = {
         "plan": plan.to_dict(),
-        "cost": _cost(plan, arguments),
+        "cost": cost_of(plan.cost(record_tokens=arguments.record_tokens), arguments),
         "local": dataclasses.asdict(local_cost(plan, record_tokens=arguments.record_tokens)),
         "signal": {"one_shot_agreement": arguments.agreement, **signal_of(plan, **guess)},
         "options": [],
@@ -248,21 +254,10 @@ def _plan_of(
     return plan
 
 
-def _cost(plan: GenerationPlan, arguments: argparse.Namespace) -> dict[str, Any]:
-    cost = plan.cost(record_tokens=arguments.record_tokens)
-    return {
-        "private_calls": cost.private_calls,
-        "public_calls": cost.public_calls,
-        "tokens_in": cost.tokens_in,
-        "tokens_out": cost.tokens_out,
-        "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
-    }
-
-
 def _comparison(
     sizes: dict[str | None, int], design: RowDesign, rule: TokenRule, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Returns the options, best first, and which to take for what."""
+    """Returns the options, best first, and the recommended ones."""
     from langchain_dpicl.recommendation import best_drawn, compare, thriftiest
 
     options = compare(
@@ -281,19 +276,19 @@ def _comparison(
         full_vocabulary=bool(arguments.full_vocabulary) or rule.is_logit,
         rule=rule,
     )
-    asked = rule_options(arguments)
+    asked = typed_options(arguments, RULE)
 
-    def shown(option: Option) -> dict[str, Any]:
+    def shown(option: recommendation.Option) -> dict[str, Any]:
         numbers = option.to_dict()
         return {**numbers, "command": _command(numbers, rule.mechanism, asked)}
 
-    found: dict[str, Any] = {"options": [shown(option) for option in options]}
-    found["recommendation"] = found["options"][0]
+    comparison: dict[str, Any] = {"options": [shown(option) for option in options]}
+    comparison["recommendation"] = comparison["options"][0]
     drawn = best_drawn(options)
     if drawn is not None:
-        found["recommendation_drawn"] = shown(drawn)
-        found["recommendation_local"] = shown(thriftiest(options))
-    return found
+        comparison["recommendation_drawn"] = shown(drawn)
+        comparison["recommendation_local"] = shown(thriftiest(options))
+    return comparison
 
 
 def _command(option: dict[str, Any], mechanism: str, asked: dict[str, Any]) -> str:
@@ -307,8 +302,8 @@ def _command(option: dict[str, Any], mechanism: str, asked: dict[str, Any]) -> s
     if option["mechanism"] != mechanism:
         return command
     # Where both are given, the noise follows from them: the comparison leaves the clip out.
-    kept = {name: value for name, value in asked.items() if not (name == "clip" and "temperature" in asked)}
-    return command + "".join(f" --{name.replace('_', '-')} {value}" for name, value in kept.items())
+    options = {name: value for name, value in asked.items() if not (name == "clip" and "temperature" in asked)}
+    return command + "".join(f" {flag(name)} {value}" for name, value in options.items())
 
 
 def _plan_text(out: dict[str, Any]) -> str:

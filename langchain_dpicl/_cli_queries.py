@@ -1,71 +1,58 @@
-"""What `dpicl plan --method voting` shows: options and the text or JSON of a plan of answers to queries.
-
-Knows public numbers only. Prints nothing, reads no record. `_cli_labels` shares its options and its costs.
-"""
+"""Options, JSON and text of `dpicl plan --method voting`, and what other plans of votes share with it."""
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._cli_options import Option, add_options, check_counts, cost_of, flag, typed_options
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real
 
 if TYPE_CHECKING:
-    from langchain_dpicl._cost import Cost
     from langchain_dpicl.row_design import RowDesign
 
-OPTIONS = (
-    "labels",
-    "max_queries",
-    "sampling",
-    "abstain_below",
-    "query_tokens",
-    "answer_tokens",
-    "calls_per_row",
-)
+_TOKENS = {
+    "query_tokens": Option("public cap of a query with its instruction (default 60)"),
+    "answer_tokens": Option("public cap of an answer (default 1)"),
+    "calls_per_row": Option("more than 1 where rows are calibrated or score each label"),
+}
+_DEFAULTS = {"query_tokens": 60, "answer_tokens": 1, "calls_per_row": 1}
+OPTIONS = {
+    "max_queries": Option("answers that the share pays for (pate: default as many as fit)"),
+    "labels": Option("labels an answer can have (default: those of --public-size)", low=2),
+    "abstain_below": Option("share of the expected votes that an answer needs", kind=float),
+    **_TOKENS,
+}
 """The options that only plans of votes have."""
-_TOKENS = {"query_tokens": 60, "answer_tokens": 1, "calls_per_row": 1}
-_COUNTS = {"labels": 2, "max_queries": 1}
 
 
 def add_voting(command: argparse.ArgumentParser) -> None:
     """Adds the options that only votes on labels have."""
-    group = command.add_argument_group("with --method voting or pate")
-    group.add_argument("--max-queries", type=int, help="answers that the share pays for (pate: default as many as fit)")
-    group.add_argument("--labels", type=int, help="labels an answer can have (default: those of --public-size)")
-    group.add_argument("--abstain-below", type=float, help="share of the expected votes that an answer needs")
-    group.add_argument("--query-tokens", type=int, help="public cap of a query with its instruction (default 60)")
-    group.add_argument("--answer-tokens", type=int, help="public cap of an answer (default 1)")
-    group.add_argument("--calls-per-row", type=int, help="more than 1 where rows are calibrated or score each label")
+    add_options(command.add_argument_group("with --method voting or pate"), OPTIONS)
 
 
-def planned_queries(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
-    """Returns what the command prints."""
-    labels = checked_labels(arguments, sizes, _COUNTS)
+def planned_queries(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    """Returns what the command prints, as JSON values and as text."""
+    labels = checked_labels(arguments, sizes, ("labels", "max_queries"))
     out = _plan(arguments, sum(sizes.values()), labels)
-    return json.dumps(out, indent=2) if arguments.json else _text(out)
+    return out, _text(out)
 
 
-def checked_labels(arguments: argparse.Namespace, sizes: dict[str | None, int], counts: dict[str, int]) -> int:
-    """Returns how many labels there are; refuses counts that are missing or too small, under the name that was typed.
-
-    Args:
-      arguments: what was typed.
-      sizes: declared sizes, whose labels count where none are given.
-      counts: the least value of each number that must be given.
-    """
-    labels = arguments.labels if arguments.labels is not None or None in sizes else len(sizes)
-    for name, low in {**counts, **dict.fromkeys(_TOKENS, 1)}.items():
-        value, typed = labels if name == "labels" else getattr(arguments, name), f"--{name.replace('_', '-')}"
-        if value is None and name in counts:
-            raise ConfigurationError(f"{typed}: expected a number with --method {arguments.method}, found none.")
-        if value is not None and value < low:
-            raise ConfigurationError(f"{typed}: expected an integer >= {low}, found {value}.")
+def checked_labels(
+    arguments: argparse.Namespace, sizes: dict[str | None, int], required: Sequence[str] = ("labels",)
+) -> int:
+    """Returns the number of labels, by default that of the sizes; refuses options that are missing or too small."""
+    if arguments.labels is None and None not in sizes:
+        arguments.labels = len(sizes)
+    for name in required:
+        if getattr(arguments, name) is None:
+            raise ConfigurationError(f"{flag(name)}: expected a number with --method {arguments.method}, found none.")
+    check_counts(arguments, OPTIONS)
     if arguments.abstain_below is not None:
         check_real("--abstain-below", arguments.abstain_below, low=0.0, high=1.0, low_open=True)
-    return int(labels)
+    return int(arguments.labels)
 
 
 def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
@@ -117,44 +104,52 @@ def _design(arguments: argparse.Namespace, public_size: int, labels: int, shared
 
 def tokens_of(arguments: argparse.Namespace) -> dict[str, int]:
     """Returns the public caps of a call as `cost` takes them."""
-    given = {name: getattr(arguments, name) for name in _TOKENS}
-    counts = {name: _TOKENS[name] if value is None else value for name, value in given.items()}
-    return {"record_tokens": arguments.record_tokens, **counts}
+    return {"record_tokens": arguments.record_tokens, **_DEFAULTS, **typed_options(arguments, _TOKENS)}
 
 
-def cost_of(cost: Cost, arguments: argparse.Namespace, *, max_queries: int) -> dict[str, Any]:
-    """Returns what a plan's calls cost, as JSON values."""
-    return {
-        "calls_per_query": (cost.private_calls + cost.public_calls) / max_queries,
-        "private_calls": cost.private_calls,
-        "public_calls": cost.public_calls,
-        "tokens_in": cost.tokens_in,
-        "tokens_out": cost.tokens_out,
-        "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
-    }
+def noise_text(plan: Mapping[str, Any]) -> str:
+    """Returns the line on the noise of votes."""
+    return (
+        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
+        "(scale {noise_scale:.3f} on the votes)".format(**plan)
+    )
+
+
+def signal_text(out: dict[str, Any], percent: Mapping[str, float], *, abstained: str) -> list[str]:
+    """Returns the lines on units, rows and signal; `abstained` is what stands behind the chance of a right label."""
+    return [
+        "         {public_size} declared units, sampling rate {sampling_rate:.5f}".format(**out["plan"]),
+        "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**out["signal"])
+        + "{empty_slot_prob:.1f} % empty slots".format(**percent),
+        "signal   signal-to-noise {signal_to_noise:.2f}, ".format(**out["signal"])
+        + "right label {right_label_prob:.1f} %".format(**percent)
+        + abstained,
+    ]
+
+
+def cost_text(cost: Mapping[str, Any], *, unit: str) -> str:
+    """Returns the line on calls and money."""
+    return (
+        "cost     {calls_per_query:.1f} calls per {unit}: {private_calls:,} private + {public_calls:,} public calls, "
+        "{tokens_in:,} tokens in, {tokens_out:,} out, money {money:.2f}".format(unit=unit, **cost)
+    )
 
 
 def _text(out: dict[str, Any]) -> str:
-    plan, cost, signal = out["plan"], out["cost"], out["signal"]
+    plan, signal = out["plan"], out["signal"]
     percent = {name: 100 * value for name, value in signal.items() if name != "signal_to_noise"}
     abstained = ", abstention {abstain_prob:.1f} %".format(**percent) if plan["constants"] else ""
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for {max_queries:,} queries "
         "(nothing is spent)".format(**plan),
-        "noise    {mechanism}, multiplier {noise_multiplier:.4f} of the sensitivity "
-        "(scale {noise_scale:.3f} on the votes)".format(**plan),
+        noise_text(plan),
         "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), a new sample for every query, {labels} labels".format(
             **plan
         ),
-        "         {public_size} declared units, sampling rate {sampling_rate:.5f}".format(**plan),
-        "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
-        + "{empty_slot_prob:.1f} % empty slots".format(**percent),
-        "signal   signal-to-noise {signal_to_noise:.2f}, ".format(**signal)
-        + "right label {right_label_prob:.1f} %{abstained}".format(**percent, abstained=abstained),
+        *signal_text(out, percent, abstained=abstained),
         "guess    {agreement:.1f} % of rows vote for the right label (--agreement: {one_shot_agreement:.1f} % of "
         "one-shot rows); not measured".format(**percent),
-        "cost     {calls_per_query:.1f} calls per query: {private_calls:,} private + {public_calls:,} public calls, "
-        "{tokens_in:,} tokens in, {tokens_out:,} out, money {money:.2f}".format(**cost),
+        cost_text(out["cost"], unit="query"),
     ]
     if out["options"]:
         lines += ["", "designs at equal records per query and equal epsilon, best first:"]

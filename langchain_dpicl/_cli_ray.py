@@ -1,7 +1,6 @@
-"""What `dpicl generate --ray` adds: options, the workers' own places, a ledger that all of them reach. Prints nothing.
+"""Options, workers and ledger of `dpicl generate --ray`.
 
-What workers are told is public: file names, names of models, an address without a password. Each of them reads the
-records itself; none is sent.
+What workers are sent is public: file names, names of models, an address without a password. Each reads the records.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._cli_inputs import load_model, read_records
+from langchain_dpicl._cli_inputs import load_model, new_budget, private_examples
+from langchain_dpicl._cli_options import check_absent
 from langchain_dpicl._cli_plan import declared, sizes_of
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -69,15 +69,9 @@ def add_ray(command: argparse.ArgumentParser) -> None:
 
 
 def check_ray(arguments: argparse.Namespace) -> None:
-    """Refuses options of a cluster without --ray, and a run on a cluster without a ledger that it spends from.
-
-    Raises:
-      ConfigurationError: the options do not go together.
-    """
+    """Refuses options of a cluster without --ray, and --ray without a shared ledger."""
     if arguments.ray is None:
-        for name in _RAY:
-            if getattr(arguments, name) is not None:
-                raise ConfigurationError(f"--{name.replace('_', '-')}: expected none without --ray.")
+        check_absent(arguments, _RAY, where="without --ray")
         return
     if arguments.ledger is None and arguments.mechanism != _EVOLUTION:
         advice = "Make one: dpicl ledger create ADDRESS --epsilon E --delta D."
@@ -92,32 +86,17 @@ def check_ray(arguments: argparse.Namespace) -> None:
 
 
 def examples_from(arguments: argparse.Namespace) -> PrivateExamples:
-    """Reads the records; they are shown nowhere."""
-    from langchain_dpicl.privacy.examples import PrivateExamples
-
-    return PrivateExamples(
-        read_records(Path(arguments.file)),
-        public_size=declared(sizes_of(arguments.public_size)),
-        text_key=arguments.text_key,
-        label_key=arguments.label_key,
-        labels=arguments.label,
-        unit_key=arguments.unit_key,
-        dataset_id=arguments.dataset_id,
-    )
+    """Reads the records."""
+    sizes = declared(sizes_of(arguments.public_size))
+    return private_examples(arguments, public_size=sizes, label_key=arguments.label_key, labels=arguments.label)
 
 
 def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
-    """Returns a new budget in memory, or the ledger that was named.
-
-    Raises:
-      ConfigurationError: the ledger has another adjacency.
-      LedgerError: it cannot be opened.
-    """
+    """Returns a new budget in memory, or opens the ledger that was named."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
 
     if arguments.ledger is None:
-        limits = {"epsilon": arguments.epsilon, "delta": arguments.delta}
-        return PrivacyBudgetCallbackHandler(**limits, adjacency=arguments.adjacency)
+        return new_budget(arguments)
     budget = PrivacyBudgetCallbackHandler.open(arguments.ledger)
     if budget.adjacency != arguments.adjacency:
         msg = f"--adjacency: expected {budget.adjacency}, as of the ledger, found {arguments.adjacency}."
@@ -126,47 +105,38 @@ def budget_from(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
 
 
 def driver_model(arguments: argparse.Namespace) -> Any:
-    """Returns the model; beside workers, which write, it plans alone and needs no GPU."""
+    """Returns the model; with workers the driver only plans, so it needs no GPU."""
     if arguments.ray is None or not Path(arguments.model).is_dir():
         return load_model(arguments)
     return load_model(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
 
 
 def spread_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what a component is told beside its plan: nothing without --ray.
-
-    Raises:
-      ConfigurationError: Ray is not installed, or an address holds a password.
-      MemoError: what is released cannot be kept beside the ledger.
-    """
+    """Returns the executor, component name and delta of a run with --ray; nothing without."""
     if arguments.ray is None:
         return {}
     from langchain_dpicl.ray_executor import RayExecutor
 
-    told = {**vars(arguments), "file": str(arguments.file.resolve())}
-    told["memo_size"] = max(4096, len(arguments.label or ()) * arguments.shots_per_label, arguments.shots_per_label)
+    values = {**vars(arguments), "file": str(arguments.file.resolve())}
+    values["memo_size"] = max(4096, len(arguments.label or ()) * arguments.shots_per_label, arguments.shots_per_label)
     if arguments.ledger is not None and "://" not in arguments.ledger:
-        told["ledger"] = str(Path(arguments.ledger).resolve())
+        values["ledger"] = str(Path(arguments.ledger).resolve())
     executor = RayExecutor(
         "langchain_dpicl._cli_ray:workplace",
-        options={name: told[name] for name in _TOLD},
+        options={name: values[name] for name in _TOLD},
         address=None if arguments.ray == LOCAL else arguments.ray,
         num_workers=2 if arguments.workers is None else arguments.workers,
         num_gpus=arguments.gpus_per_worker or 0.0,
     )
     if arguments.ledger is None:
         return {"executor": executor}
-    _memo(told["ledger"], told["memo_size"], may_make=True)
+    _memo(values["ledger"], values["memo_size"], may_make=True)
     name = arguments.component or f"generate-{arguments.dataset_id}"
     return {"executor": executor, "component": name, "delta": arguments.delta}
 
 
 def workplace(**told: Any) -> Workplace:
-    """Returns a worker's place; called there, with what `spread_options` told it.
-
-    Raises:
-      DPICLError: a file, the model or the ledger cannot be opened there.
-    """
+    """Makes the worker's context from the options that `spread_options` sent it."""
     from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
     from langchain_dpicl.working import Workplace
 
@@ -182,7 +152,7 @@ def workplace(**told: Any) -> Workplace:
 
 
 def _memo(ledger: str, size: int, *, may_make: bool = False) -> Any:
-    """Opens what was released beside the ledger: in its database, or in a file beside its file."""
+    """Opens the memo beside the ledger: in its database, or in a file beside its file."""
     if "://" in ledger:
         from langchain_dpicl.stores.postgres_memo import PostgresMemo
 

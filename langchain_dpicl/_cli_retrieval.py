@@ -1,55 +1,37 @@
-"""What `dpicl plan --method retrieval` shows: options and the text or JSON of a plan of votes of retrieved documents.
-
-Knows public numbers only. Prints nothing, reads no document.
-"""
+"""Options, JSON and text of `dpicl plan --method retrieval`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from langchain_dpicl._cli_queries import checked_labels, cost_of, tokens_of
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl import _cli_queries
+from langchain_dpicl._cli_options import Option, add_options, cost_of
 from langchain_dpicl.privacy._validate import check_choice, fail
 
-OPTIONS = (
-    "labels",
-    "max_queries",
-    "query_tokens",
-    "answer_tokens",
-    "calls_per_row",
-    "participations",
-    "participants",
-)
-"""The options that plans of retrieved votes have, of those that not every plan has."""
 _PARTICIPANTS = 30
+_OWN = {
+    "participations": Option("answers that one unit may take part in", low=None),
+    "participants": Option(f"guess: units that take part in a query (default {_PARTICIPANTS})", low=None),
+}
+OPTIONS = frozenset({*_OWN, *_cli_queries.OPTIONS}) - {"abstain_below"}
+"""The options that plans of retrieved votes have, of those that not every plan has."""
 
 
 def add_retrieval(command: argparse.ArgumentParser) -> None:
     """Adds the options that only votes of retrieved documents have."""
-    group = command.add_argument_group("with --method retrieval (and --labels, --max-queries, --query-tokens, ...)")
-    group.add_argument("--participations", type=int, help="answers that one unit may take part in")
-    group.add_argument(
-        "--participants", type=int, help=f"guess: units that take part in a query (default {_PARTICIPANTS})"
-    )
+    title = "with --method retrieval (and --labels, --max-queries, --query-tokens, ...)"
+    add_options(command.add_argument_group(title), _OWN)
 
 
-def planned_retrieval(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
-    """Returns what the command prints.
-
-    Raises:
-      ConfigurationError: an option that such a plan cannot have.
-    """
-    arguments.abstain_below = None
-    labels = checked_labels(arguments, sizes, {"labels": 2})
-    if arguments.participations is None:
-        raise ConfigurationError("--participations: expected a number with --method retrieval, found none.")
+def planned_retrieval(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    """Returns what the command prints, as JSON values and as text."""
+    labels = _cli_queries.checked_labels(arguments, sizes, ("labels", "participations"))
     check_choice("--mechanism", arguments.mechanism or "gaussian", ("gaussian",))
     if arguments.shots_per_slot not in {None, 1} or arguments.sampling is not None:
         raise fail("--shots-per-slot, --sampling", "none with --method retrieval", arguments.shots_per_slot)
     out = _plan(arguments, sum(sizes.values()), labels)
-    return json.dumps(out, indent=2) if arguments.json else _text(out)
+    return out, _text(out)
 
 
 def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
@@ -69,7 +51,7 @@ def _plan(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[
         adjacency=arguments.adjacency,
     )
     guess = _PARTICIPANTS if arguments.participants is None else arguments.participants
-    cost = plan.cost(participants=guess, **tokens_of(arguments))
+    cost = plan.cost(participants=guess, **_cli_queries.tokens_of(arguments))
     signal = plan.expected_signal(participants=guess, agreement=arguments.agreement)
     return {
         "plan": plan.to_dict(),

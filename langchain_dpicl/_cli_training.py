@@ -1,23 +1,18 @@
-"""What `dpicl plan --method dpsgd` shows: options and the text or JSON of a plan of private training.
-
-Knows public numbers only. Prints nothing, reads no record and loads no model.
-"""
+"""Options, JSON and text of `dpicl plan --method dpsgd`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
+from langchain_dpicl._cli_options import RECORD_TOKENS, Option, add_options, check_counts, flag
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_positive
 
 if TYPE_CHECKING:
     from langchain_dpicl.training_planning import TrainingPlan
 
-OPTIONS = ("expected_batch_size", "clip_norm", "steps", "epochs", "parameters", "examples_per_unit")
-"""The options that only plans of training have."""
 _PAPER = (
     "Duan et al. (2023): batch 1,024, clip .01 to 4 (mostly .05 to .2), learning rate .005 to .05, 10 to 100 epochs, "
     "1 to 50 virtual tokens"
@@ -25,7 +20,15 @@ _PAPER = (
 _BATCH, _CLIP = 1024, 0.1
 # Ten virtual tokens of a model of width 768, as a soft prompt.
 _PARAMETERS = 7680
-_COUNTS = ("expected_batch_size", "steps", "parameters", "examples_per_unit", "record_tokens")
+OPTIONS = {
+    "steps": Option("training steps; or give --epochs"),
+    "epochs": Option("how often a record is expected in a batch; steps are rounded up", kind=float),
+    "expected_batch_size": Option(f"expected records of a step (default {_BATCH}, or all)"),
+    "clip_norm": Option(f"length that no gradient exceeds (default {_CLIP})", kind=float),
+    "parameters": Option(f"trained parameters (default {_PARAMETERS}: ten tokens of a model of width 768)"),
+    "examples_per_unit": Option("examples of one person at most (default 1)"),
+}
+"""The options that only plans of training have."""
 # Batches that are compared, in quarters of the one that was asked for.
 _QUARTERS = (1, 2, 4, 8, 16)
 # What says nothing here; with the value that stands for "not given".
@@ -41,39 +44,24 @@ _WITHOUT = {
 
 def add_dpsgd(command: argparse.ArgumentParser) -> None:
     """Adds the options that only training has."""
-    group = command.add_argument_group("with --method dpsgd")
-    group.add_argument("--steps", type=int, help="training steps; or give --epochs")
-    group.add_argument("--epochs", type=float, help="how often a record is expected in a batch; steps are rounded up")
-    group.add_argument("--expected-batch-size", type=int, help=f"expected records of a step (default {_BATCH}, or all)")
-    group.add_argument("--clip-norm", type=float, help=f"length that no gradient exceeds (default {_CLIP})")
-    group.add_argument(
-        "--parameters", type=int, help=f"trained parameters (default {_PARAMETERS}: ten tokens of a model of width 768)"
-    )
-    group.add_argument("--examples-per-unit", type=int, help="examples of one person at most (default 1)")
+    add_options(command.add_argument_group("with --method dpsgd"), OPTIONS)
 
 
-def planned_training(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> str:
-    """Returns what the command prints."""
+def planned_training(arguments: argparse.Namespace, sizes: dict[str | None, int]) -> tuple[dict[str, Any], str]:
+    """Returns what the command prints, as JSON values and as text."""
     for name, missing in _WITHOUT.items():
         if getattr(arguments, name) != missing:
-            raise ConfigurationError(f"{_typed(name)}: expected none with --method dpsgd.")
+            raise ConfigurationError(f"{flag(name)}: expected none with --method dpsgd.")
     if arguments.mechanism not in {None, "gaussian"}:
         raise ConfigurationError(f"--mechanism: expected gaussian with --method dpsgd, found {arguments.mechanism!r}.")
-    for name in _COUNTS:
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{_typed(name)}: expected an integer >= 1, found {value}.")
+    check_counts(arguments, {**OPTIONS, **RECORD_TOKENS})
     if (arguments.steps is None) == (arguments.epochs is None):
         raise ConfigurationError("--steps, --epochs: expected one of them with --method dpsgd.")
     for name in ("clip_norm", "epochs"):
         if getattr(arguments, name) is not None:
-            check_positive(_typed(name), getattr(arguments, name))
+            check_positive(flag(name), getattr(arguments, name))
     out = _out(arguments, sum(sizes.values()))
-    return json.dumps(out, indent=2) if arguments.json else _text(out)
-
-
-def _typed(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return out, _text(out)
 
 
 def _out(arguments: argparse.Namespace, public_size: int) -> dict[str, Any]:

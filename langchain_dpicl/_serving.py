@@ -1,10 +1,8 @@
-"""A local engine behind LangChain's two interfaces: what a call asks for, and how text becomes pieces. For `models`.
+"""Adapts a local engine to LangChain's completion and chat interfaces, for public prompts."""
 
-Serves PUBLIC prompts, token by token. Knows nothing of privacy, and no engine by name: what has `generate`, `encode`,
-`count_tokens`, `token_bytes`, `eos` and `name` will do. What an engine may have besides: `top_k` and `top_p` of its
-`generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt that `generate` takes, and
-`ends_in_space(text)` where it puts a text into a frame of its own.
-"""
+# An engine needs `generate`, `encode`, `count_tokens`, `token_bytes`, `eos` and `name`. Optional are `top_k` and
+# `top_p` of its `generate`, `chat` with `render_chat(messages)`, which turns roles and contents into a prompt for
+# `generate`, and `ends_in_space(text)` where it puts a text into a frame of its own.
 
 from __future__ import annotations
 
@@ -63,9 +61,9 @@ class Served(HidesInput):
     def _check_backend(self) -> Self:
         missing = [name for name in _NEEDED if not hasattr(self.backend, name)]
         if missing or isinstance(self.backend, type):
-            found = self.backend.__name__ if isinstance(self.backend, type) else type(self.backend).__name__
+            kind = self.backend.__name__ if isinstance(self.backend, type) else type(self.backend).__name__
             msg = (
-                f"expected a local engine as backend, found {found} without {', '.join(missing) or 'an instance'}; "
+                f"expected a local engine as backend, found {kind} without {', '.join(missing) or 'an instance'}; "
                 "pass HuggingFaceBackend(...) or EmbeddedModel(), or use from_path(...)"
             )
             raise ConfigurationError(msg)
@@ -229,8 +227,8 @@ def write_all(backend: Any, prompts: Sequence[Prompt], wish: Wish) -> list[Writt
 
 def _steps(backend: Any, prompts: Sequence[Prompt], wish: Wish) -> Iterator[tuple[Any, Any]]:
     """Yields at most `max_tokens` steps; fewer where the engine has no room for more."""
-    given = [prompt.given for prompt in prompts]
-    steps = backend.generate(given, temperature=wish.temperature, rng=wish.coins(), **wish.sampling)
+    texts = [prompt.given for prompt in prompts]
+    steps = backend.generate(texts, temperature=wish.temperature, rng=wish.coins(), **wish.sampling)
     for _, step in zip(range(wish.max_tokens), steps, strict=False):
         yield step
 
@@ -312,11 +310,11 @@ def chat_prompt(backend: Any, messages: Sequence[BaseMessage]) -> Prompt:
     """Returns messages as the engine reads them: by its chat template, or as one text where it has none."""
     if not is_chat(backend):
         return text_prompt(backend, flatten_messages(messages))
-    said = [{"role": _role(message), "content": str(message.text)} for message in messages]
-    continued = bool(said) and said[-1]["role"] == "assistant" and said[-1]["content"].endswith(" ")
+    turns = [{"role": _role(message), "content": str(message.text)} for message in messages]
+    continued = bool(turns) and turns[-1]["role"] == "assistant" and turns[-1]["content"].endswith(" ")
     if continued:
-        said[-1]["content"] = said[-1]["content"].rstrip(" ")
-    return Prompt(backend.render_chat(said), ends_in_space=continued)
+        turns[-1]["content"] = turns[-1]["content"].rstrip(" ")
+    return Prompt(backend.render_chat(turns), ends_in_space=continued)
 
 
 def _role(message: BaseMessage) -> str:

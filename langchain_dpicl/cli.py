@@ -1,8 +1,7 @@
-"""The `dpicl` command: `epsilon`, `plan`, `discover`, `documents`, `generate`, `ledger`, `audit`.
+"""Runs the `dpicl` command."""
 
-The only room that prints. Hands records to `PrivateExamples` and never shows one: not their content, not their number,
-not the line of a fault.
-"""
+# The only module that prints. It passes records to `PrivateExamples` and shows nothing of them: no content, no number,
+# no line of a fault.
 
 from __future__ import annotations
 
@@ -23,13 +22,15 @@ from langchain_dpicl._cli_evolution import MECHANISM as EVOLUTION
 from langchain_dpicl._cli_evolution import add_evolution, check_evolution, evolution_from
 from langchain_dpicl._cli_inputs import (
     add_model,
+    add_records,
     check_out,
     load_grammar,
     load_named,
     read_json,
 )
 from langchain_dpicl._cli_ledger import add_ledger, done, redacted
-from langchain_dpicl._cli_plan import add_design, add_plan, check_options, planned, rule_options
+from langchain_dpicl._cli_options import typed_options
+from langchain_dpicl._cli_plan import RULE, add_design, add_plan, check_options, planned
 from langchain_dpicl._cli_ray import (
     add_ray,
     budget_from,
@@ -128,7 +129,7 @@ def _complain(message: str) -> int:
 
 
 def _say(text: str) -> None:
-    """Prints at once; a reader that has gone away does not stop what is being paid for."""
+    """Prints at once; a closed stdout does not stop a run that is being paid for."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -198,12 +199,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
-    said = done(arguments)
-    if said.text:
-        _say(said.text)
-    for complaint in said.complaints:
+    output = done(arguments)
+    if output.text:
+        _say(output.text)
+    for complaint in output.complaints:
         _complain(redacted(complaint, [arguments.where]))
-    return said.code
+    return output.code
 
 
 # -- dpicl discover ----------------------------------------------------------------------------------------------
@@ -238,9 +239,8 @@ def _add_generate(commands: Any) -> None:
         epilog=_GENERATE_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
+    add_records(command)
     command.add_argument("--out", type=Path, required=True, help="JSON file for demonstrations and report")
-    command.add_argument("--text-key", default="text", help="field that holds the text (default: text)")
     command.add_argument("--label-key", help="field that holds the label")
     command.add_argument("--label", action="append", help="declared label, once per label")
     command.add_argument(
@@ -250,12 +250,9 @@ def _add_generate(commands: Any) -> None:
         metavar="[LABEL=]N",
         help="declared, not counted, number of units; once, or once per label",
     )
-    command.add_argument("--unit-key", help="field that names the person a record belongs to")
-    command.add_argument("--dataset-id", default="private-examples", help="public name of the records in the report")
     command.add_argument("--instruction", help="public description of the task, first in every prompt")
     command.add_argument("--generation-prompt", help="template of one record, text field last")
     add_model(command)
-    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
     add_design(command)
     add_evolution(command, runs=True)
     add_ray(command)
@@ -289,7 +286,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
-    """Reads records and model, checks everything, and has spent nothing yet."""
+    """Reads records and model and builds the component, which spends nothing yet."""
     from langchain_dpicl.synthesis import DemonstrationSynthesizer
 
     check_evolution(arguments)
@@ -297,8 +294,8 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
     private, budget, model = examples_from(arguments), budget_from(arguments), driver_model(arguments)
     spread = spread_options(arguments)
     if arguments.mechanism == EVOLUTION:
-        given = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
-        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=given, **spread)
+        embeddings = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
+        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=embeddings, **spread)
         return made, budget
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
@@ -309,7 +306,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         generation_prompt=arguments.generation_prompt,
         grammar=load_grammar(arguments),
         mechanism=arguments.mechanism,
-        **rule_options(arguments),
+        **typed_options(arguments, RULE),
         rows=arguments.rows,
         num_slots=arguments.num_slots,
         shots_per_slot=arguments.shots_per_slot,
@@ -324,7 +321,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
 
 
 def _save(released: ReleasedDemonstrations, out: Path) -> bool:
-    """Saves what was released, or prints it: it is paid for."""
+    """Saves what was released, or prints it, since it is paid for."""
     try:
         released.save(out)
     except OSError as error:

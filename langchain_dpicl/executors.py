@@ -1,9 +1,7 @@
-"""Who does independent jobs elsewhere: what a worker is told, what it answers, and how jobs are handed out and again.
+"""Defines the protocol between driver and workers: orders, jobs, results and retries."""
 
-Knows no record, no model and no cluster. Orders, jobs and answers are public: they cross machines, and whoever runs the
-cluster may read them. A job is handed out once; again only after its worker is gone, and then as a job like any other,
-which pays for itself with tickets of its own.
-"""
+# Orders, jobs and answers are public: they cross machines, and the operator of the cluster may read them. A job is
+# handed out again only after its worker died, and then pays with tickets of its own, as any other job does.
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ class Answer:
 
     @classmethod
     def of_fault(cls, error: BaseException, *, tickets: int = 0) -> Answer:
-        """Returns what may be said of an error: of ours its words, of others the class alone."""
+        """Returns the public part of an error: the text of our own, the class alone of others."""
         name = type(error).__name__
         if not isinstance(error, DPICLError):
             return cls("fault", error=name, tickets=tickets)
@@ -74,14 +72,14 @@ class Answer:
         return cls("fault", error=name, message=str(error), numbers=numbers, tickets=tickets)
 
     def as_error(self) -> DPICLError:
-        """Returns a worker's fault as an error of this process; what is not ours is a failed call."""
+        """Returns a worker's fault as an error of this process; a foreign one becomes a failed call."""
         if self.numbers is not None:
             requested, remaining = self.numbers
             return PrivacyBudgetExceededError(self.message, requested=requested, remaining=remaining)
-        found = getattr(exceptions, self.error, None) if self.message else None
-        if isinstance(found, type) and issubclass(found, DPICLError):
+        kind = getattr(exceptions, self.error, None) if self.message else None
+        if isinstance(kind, type) and issubclass(kind, DPICLError):
             with suppress(TypeError):  # one that holds more than words
-                return found(self.message)
+                return kind(self.message)
         return ModelCallError(self.message or f"a worker's call failed ({self.error or 'no answer'})")
 
 
@@ -116,7 +114,7 @@ class Hand:
 
 @dataclass(slots=True)
 class _Flight:
-    """A job under way, or (job None) a work that is being begun, for a run, since a time."""
+    """A job in progress, or with `job` None an order being begun, for a run, since a time."""
 
     hand: Hand
     work: str
@@ -155,7 +153,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _hire(self) -> Any:
-        """Starts a worker, without waiting for it; returns its handle."""
+        """Starts a worker without waiting for it; returns its handle."""
 
     @abstractmethod
     def _dismiss(self, handle: Any) -> None:
@@ -163,19 +161,19 @@ class Executor(ABC):
 
     @abstractmethod
     def _begin(self, handle: Any, work: Work) -> Any:
-        """Has a worker begin a work; returns what its answer is awaited by."""
+        """Has a worker begin an order; returns a handle of its answer."""
 
     @abstractmethod
     def _do(self, handle: Any, key: str, job: Any) -> Any:
-        """Has a worker do a job; returns what its answer is awaited by."""
+        """Has a worker do a job; returns a handle of its answer."""
 
     @abstractmethod
     def _ready(self, awaited: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """Returns some of those whose answers are there, after at most so many seconds."""
+        """Returns handles whose answers have arrived, after at most so many seconds."""
 
     @abstractmethod
     def _answer(self, awaited: Any) -> Answer | None:
-        """Returns an answer that is there; None: the worker is gone."""
+        """Returns an answer that has arrived; None if the worker died."""
 
     # -- handing out -------------------------------------------------------------------------------------------------
 
@@ -215,7 +213,7 @@ class Executor(ABC):
 
 
 class _Run(Generic[Job]):
-    """One run: what waits, what comes late, who has died."""
+    """The state of one run: waiting and retried jobs, deaths of workers, charged tickets."""
 
     def __init__(self, executor: Executor, work: Work, jobs: Sequence[Job]) -> None:
         self.executor = executor
@@ -242,15 +240,15 @@ class _Run(Generic[Job]):
                 time.sleep(_PAUSE)
             ready = executor._ready(awaited, _PAUSE) if awaited else ()  # noqa: SLF001
             for one in ready:
-                found = self._landed(one)
-                if found is not None:
-                    yield found
+                result = self._landed(one)
+                if result is not None:
+                    yield result
             if not ready:
                 self._check_start()
                 yield None
 
     def _check_start(self) -> None:
-        """Stops a run that has no worker, and for which none comes; what replaces a dead one gets as long to start."""
+        """Stops a run without workers if none starts in time; a replacement gets as long to start."""
         executor = self.executor
         if any(self.key in hand.begun for hand in executor._hands):  # noqa: SLF001
             return
@@ -272,7 +270,7 @@ class _Run(Generic[Job]):
         return any(flight.work == self.key and flight.job is not None for flight in flights)
 
     def _hand_out(self) -> None:
-        """Gives every idle worker a job, and starts workers while there are jobs for them."""
+        """Gives every idle worker a job, and starts workers while jobs wait."""
         executor = self.executor
         at_work = {id(flight.hand) for flight in executor._flights.values()}  # noqa: SLF001
         idle = [hand for hand in executor._hands if id(hand) not in at_work]  # noqa: SLF001
@@ -298,7 +296,7 @@ class _Run(Generic[Job]):
         return None
 
     def _landed(self, awaited: Any) -> tuple[Job, Answer] | None:
-        """Takes an answer; returns what is to be told."""
+        """Handles an answer; returns the job and answer to report, if any."""
         flight = self.executor._flights.pop(awaited)  # noqa: SLF001
         answer = self.executor._answer(awaited)  # noqa: SLF001
         if answer is None:
@@ -325,7 +323,7 @@ class _Run(Generic[Job]):
             self.executor._hands.remove(hand)  # noqa: SLF001
 
     def _died(self, flight: _Flight) -> tuple[Job, Answer] | None:
-        """Notes that a worker is gone; another takes its place, and its job comes late."""
+        """Removes a dead worker; its job is retried behind the others."""
         self._let_go(flight.hand)
         key = ("begin",) if flight.job is None else flight.job
         self.deaths[key] += flight.run is self or flight.job is not None
@@ -382,17 +380,17 @@ class Elsewhere:
 
 
 async def taken_aside(made: Generator[Made | None]) -> AsyncGenerator[Made]:
-    """Yields what a run's steps bring, each taken in a thread; a step that brings nothing lets a cancellation in."""
+    """Yields the results of a run, each step in a thread; a step without a result lets a cancellation in."""
     try:
-        while (found := await aside(lambda: next(made, _END))) is not _END:
-            if found is not None:
-                yield found
+        while (result := await aside(lambda: next(made, _END))) is not _END:
+            if result is not None:
+                yield result
     finally:
         await aside(made.close)
 
 
 def not_paid(component: str, missing: int) -> PrivacyBudgetExceededError:
-    """Returns the error for jobs that no ticket is left for: workers died, or runs were stopped, within some."""
+    """Returns the error for jobs whose tickets burnt in dead workers or stopped runs."""
     msg = (
         f"{component!r}: requested {missing} more, remaining 0: the tickets that were to pay for them burnt in "
         "workers or runs that were stopped. What was released is kept; declare another component for more."

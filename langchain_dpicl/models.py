@@ -1,8 +1,7 @@
-"""Local models as LangChain completion and chat models, offline. Knows nothing of privacy.
+"""Defines local models as LangChain completion and chat models."""
 
-All carry their engine as `backend`, which the private components take from them; nothing private passes here. So one
-model in memory generates privately, without callbacks, traces and caches, and serves what was released, with them.
-"""
+# Private components take the engine from `backend` and use it without callbacks, traces and caches. So one model in
+# memory generates privately and serves public prompts.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Workers on a Ray cluster: processes with a place of their own, on this machine or on many. Knows no record.
+"""Runs workers on a Ray cluster, on this machine or on many."""
 
-What Ray carries, keeps and shows (arguments, answers, names, logs) is public: orders, jobs, and what was released. Ray
-never repeats a job by itself: what burns a ticket runs once for it.
-"""
+# What Ray carries, stores and shows (arguments, answers, names, logs) is public: orders, jobs and released results. Ray
+# never repeats a job by itself: what burns a ticket runs once for it.
 
 from __future__ import annotations
 
@@ -150,8 +149,8 @@ class RayExecutor(Executor):
 
     def _target(self) -> str | None:
         """Returns the address of somebody's cluster; None: one of its own."""
-        found = self._address or os.environ.get("RAY_ADDRESS") or None
-        return None if found == "local" else found
+        address = self._address or os.environ.get("RAY_ADDRESS") or None
+        return None if address == "local" else address
 
     def _check_target(self) -> None:
         if (self._target() or "").startswith("ray://"):
@@ -187,13 +186,13 @@ class RayExecutor(Executor):
         Raises:
           ConfigurationError: this machine has too few.
         """
-        needed, found = self._needs["num_gpus"], 0.0
+        needed, available = self._needs["num_gpus"], 0.0
         if needed:
-            found = float(self._ray.cluster_resources().get("GPU", 0.0))
-        if needed > found:
+            available = float(self._ray.cluster_resources().get("GPU", 0.0))
+        if needed > available:
             self.close()
             advice = "Ray counts those that it sees, by CUDA_VISIBLE_DEVICES where it is set."
-            raise fail("num_gpus", f"at most the {found:g} GPUs of this machine", needed, advice)
+            raise fail("num_gpus", f"at most the {available:g} GPUs of this machine", needed, advice)
 
     def _init(self, **options: Any) -> None:
         """Connects Ray; of what it raises only the class is told, as its words name hosts and files."""
@@ -234,10 +233,10 @@ class RayExecutor(Executor):
 
     def _answer(self, awaited: Any) -> Answer | None:
         try:
-            found = self._ray.get(awaited)
+            answer = self._ray.get(awaited)
         except self._ray.exceptions.RayError:
             return None  # the worker, its host or its memory is gone
-        return found if isinstance(found, Answer) else None
+        return answer if isinstance(answer, Answer) else None
 
     def __repr__(self) -> str:
         return f"RayExecutor({self._setup.name!r}, num_workers={self.num_workers})"
@@ -256,26 +255,26 @@ def as_executor(executor: Any) -> Executor | None:
         return executor
     if executor == "ray":
         return RayExecutor.from_environment()
-    found = executor if isinstance(executor, str) else type(executor).__name__
-    raise fail("executor", "'ray', a RayExecutor, or None", found)
+    shown = executor if isinstance(executor, str) else type(executor).__name__
+    raise fail("executor", "'ray', a RayExecutor, or None", shown)
 
 
 def _plain(options: Any) -> dict[str, Any]:
     """Returns keyword arguments that are JSON values: no live object is pickled on its way to a worker."""
-    found, told = None, ""
+    plain, text = None, ""
     if options is None or isinstance(options, Mapping):
         try:
-            told = json.dumps(dict(options or {}), allow_nan=False)
-            found = json.loads(told)
+            text = json.dumps(dict(options or {}), allow_nan=False)
+            plain = json.loads(text)
         except (TypeError, ValueError):
-            found = None
-    if found is None:
+            plain = None
+    if plain is None:
         advice = "Name files and models; each worker opens its own."
         raise fail("options", "a mapping of JSON values", type(options).__name__, advice)
-    if _SECRET.search(told) or _has_secret(found):
+    if _SECRET.search(text) or _has_secret(plain):
         advice = "Ray shows arguments. Take PGPASSWORD, a password file, or a variable of the workers' environment."
         raise fail("options", "no password and no key", "one (not shown)", advice)
-    return dict(found)
+    return dict(plain)
 
 
 def _has_secret(value: Any, name: str = "") -> bool:

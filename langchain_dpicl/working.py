@@ -1,8 +1,7 @@
-"""What a worker process holds and does: it makes its own place, begins works in it, and answers in public words.
+"""Runs jobs inside a worker process, which makes its own model, records and budget."""
 
-Knows no cluster. Private examples are read by the worker itself, where it runs, and never leave it: neither in an
-answer, nor in an error, whose frames and words stay here.
-"""
+# The worker reads private examples where it runs. They never leave it: not in an answer, nor in an error, whose frames
+# and words stay in the process.
 
 from __future__ import annotations
 
@@ -90,23 +89,16 @@ class Workplace(Uncopyable):
 
     def __repr__(self) -> str:
         shown = {"private": self.private, "budget": self.budget, "memo": self.memo}
-        told = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
-        return f"Workplace(llm={type(self.llm).__name__}, {told})"
+        parts = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
+        return f"Workplace(llm={type(self.llm).__name__}, {parts})"
 
 
 class TurnLostError(MemoError):
-    """A worker's turn at a job is over; another one goes on with it."""
+    """Another worker took over this worker's job."""
 
 
 class JobTurn:
-    """A worker's turn at a job: nobody else pays for it meanwhile.
-
-    A turn ends by itself after a while, as its holder may have been killed; a live one takes it again in time.
-
-    Args:
-      memo: where turns are kept.
-      key: of what the job releases.
-    """
+    """A lease on a job, so that no other worker pays for it; a live holder renews it, a dead one loses it in time."""
 
     def __init__(self, memo: ReleaseMemo, key: MemoKey) -> None:
         self._memo = memo
@@ -116,7 +108,7 @@ class JobTurn:
         self._since = -math.inf
 
     def take(self) -> bool:
-        """Takes the turn, or takes it again; False: another worker has it."""
+        """Takes or renews the lease; False if another worker has it."""
         now = time.monotonic()  # before it is written: it lasts at least so long
         has_it = self._memo.claim(self._key, self._holder)
         self._since = now if has_it else -math.inf
@@ -137,28 +129,24 @@ class JobTurn:
             raise TurnLostError("memo: expected the turn at this job, found that another worker has gone on with it.")
 
     def leave(self) -> None:
-        """Ends the turn."""
+        """Ends the lease."""
         self._memo.leave(self._key, self._holder)
 
     def busy(self, *, tickets: int = 0) -> Answer:
-        """Returns the answer of a worker whose turn it is not, with how long a turn may last without its holder."""
+        """Returns the answer of a worker that has no lease, with the seconds that a lease lasts."""
         return Answer("busy", self._seconds, tickets=tickets)
 
 
 def check_reached(budget: Budget, *, is_one_host: bool) -> None:
-    """Refuses a ledger that not every worker can reach, before anything is declared.
-
-    Raises:
-      LedgerError: it is in memory, in a file while workers may be on other hosts, or of an unknown kind.
-    """
+    """Refuses a ledger that not every worker can reach, before anything is declared."""
     _check_shared("ledger", budget._store, SQLiteStore, is_one_host=is_one_host)  # noqa: SLF001
 
 
-def _check_shared(what: str, found: Any, file_kind: type[Any], *, is_one_host: bool) -> None:
-    """Refuses a ledger or memo that other processes, or hosts, would have another one of."""
-    kind = type(found)
+def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:
+    """Refuses a ledger or memo that other processes or hosts do not share."""
+    kind = type(target)
     is_server = kind.__module__.startswith("langchain_dpicl.stores.postgres")
-    if is_server or (is_one_host and isinstance(found, file_kind)):
+    if is_server or (is_one_host and isinstance(target, file_kind)):
         return
     file = " or, where all workers were started on this host, a SQLite file" if is_one_host else ""
     raise LedgerError(
@@ -188,27 +176,22 @@ class Setup:
           DPICLError: it raised an error of ours, whose words are public.
         """
         module, _, attribute = self.name.partition(":")
-        found: Any = None
+        result: Any = None
         try:
-            found = getattr(importlib.import_module(module), attribute)(**self.options)
-            kind = type(found).__name__
+            result = getattr(importlib.import_module(module), attribute)(**self.options)
+            kind = type(result).__name__
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  whatever the user's module raises
             kind = type(error).__name__
-        if not isinstance(found, Workplace):
+        if not isinstance(result, Workplace):
             msg = f"workplace: expected {self.name} to return a Workplace, found {kind}."
             raise ConfigurationError(f"{msg} Workers import its module: install it there, or set their PYTHONPATH.")
-        return found
+        return result
 
 
 class Worker:
-    """One worker. No method raises, so that no frame of a worker is pickled, logged or shown elsewhere.
-
-    Args:
-      setup: makes its place, when the first work begins.
-      is_one_host: whether all workers are known to be on the host of whoever hands out the jobs.
-    """
+    """Runs orders and jobs in one process. No method raises, so that no frame is pickled, logged or shown elsewhere."""
 
     def __init__(self, setup: Setup, *, is_one_host: bool) -> None:
         self._setup = setup
@@ -218,11 +201,11 @@ class Worker:
         self._orders: dict[str, Work] = {}
 
     def begin(self, work: Work) -> Answer:
-        """Begins a work, once; another one under the same key is refused."""
+        """Begins an order once; another order under the same key is refused."""
         return _answered(lambda: self._begun(work))
 
     def do(self, key: str, job: Any) -> Answer:
-        """Does one job of a work that has begun."""
+        """Runs one job of an order that has begun."""
         return _answered(lambda: self._works[key](job))
 
     def _begun(self, work: Work) -> Answer:
@@ -242,7 +225,7 @@ class Worker:
 
 
 def _answered(action: Callable[[], Answer]) -> Answer:
-    """Returns an answer, whatever happens; what is raised stays here, with its frames."""
+    """Returns the answer of an action; an exception stays here with its frames."""
     try:
         return action()
     except (SystemExit, KeyboardInterrupt) as error:

@@ -68,7 +68,7 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        """Is `wrap_model_call`, awaitable."""
+        """Async version of `wrap_model_call`."""
         metadata = await self._desk.ametadata(ensure_config())
         with shown_to_runs(metadata):
             return await handler(request)

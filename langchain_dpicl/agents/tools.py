@@ -1,4 +1,4 @@
-"""Makes a component a tool of an agent: an allowance per thread, refusals that a model can read, the budget in view."""
+"""Makes a component a tool of an agent, with an allowance per thread and readable refusals."""
 
 from __future__ import annotations
 
@@ -195,13 +195,13 @@ def private_tool(
             refused = desk.refusal(error)
         raise refused
 
-    given = component.tool_defaults()
+    defaults = component.tool_defaults()
     return QueryTool.from_function(
         func=ask,
         coroutine=aask,
         name=name,
-        description=given["description"] if description is None else description,
-        args_schema=given["args_schema"],
+        description=defaults["description"] if description is None else description,
+        args_schema=defaults["args_schema"],
         response_format="content_and_artifact",
         handle_tool_error=True,
     )

@@ -1,4 +1,4 @@
-"""Games against components that answer queries one by one: votes, and answers in free form."""
+"""Games against components that answer single queries: votes and free-form answers."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class AnsweringSide:
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if the ledger holds another number of tickets than there were answers."""
-        left = share_of(self.component).remaining(QUERY_TEMPLATE)
-        if left != self.component.plan.max_queries - self.counts.total():
+        remaining = share_of(self.component).remaining(QUERY_TEMPLATE)
+        if remaining != self.component.plan.max_queries - self.counts.total():
             yield "tickets: the ledger holds another number of them than there were answers"
 
 

@@ -1,8 +1,6 @@
-"""What counts of outcomes prove: exact confidence bounds, and the least privacy loss that explains them.
+"""Computes exact confidence bounds from counts of outcomes, and the least privacy loss that explains them."""
 
-Knows events and numbers alone: no data, no model, no component. Every bound errs on the side of the audited code: what
-is called a violation is one, except with the stated probability.
-"""
+# Every bound errs on the side of the audited code: a reported violation is one, except with the stated probability.
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy._validate import check_int, check_real
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     ComposedEvent,
@@ -45,11 +42,7 @@ def highest(hits: int, runs: int, alarm: float) -> float:
 
 
 def base_of(event: Event) -> GaussianEvent | BoundedRangeEvent | PureEvent:
-    """Returns the release inside an event, as it is on a sample that holds the target for sure.
-
-    Raises:
-      UnknownEventError: several releases, or one that no game is played against.
-    """
+    """Returns the release inside an event, as on a sample that certainly holds the target."""
     if isinstance(event, SubsampledEvent):
         return base_of(event.event)
     if isinstance(event, SampledBallEvent):
@@ -88,30 +81,30 @@ def loss(event: Event, chance: float, chance_without: float) -> float:
     Source: Dong, Roth, Su (2022), equation 6, for normals; Dong, Durfee, Rogers (2020), definition 2.1, for the range.
     """
     base, rate = base_of(event), rate_of(event)
-    given = (chance - (1.0 - rate) * chance_without) / rate if rate < 1.0 else chance
-    if rate < 1.0 and given >= 1.0:
+    conditional = (chance - (1.0 - rate) * chance_without) / rate if rate < 1.0 else chance
+    if rate < 1.0 and conditional >= 1.0:
         return math.inf
-    if given <= 0.0 or chance_without >= 1.0:
+    if conditional <= 0.0 or chance_without >= 1.0:
         return -math.inf
     if isinstance(base, GaussianEvent):
-        return float(special.ndtri(given) - special.ndtri(chance_without))
+        return float(special.ndtri(conditional) - special.ndtri(chance_without))
     if isinstance(base, BoundedRangeEvent):
-        return float(special.logit(given) - special.logit(chance_without))
+        return float(special.logit(conditional) - special.logit(chance_without))
     with np.errstate(divide="ignore"):
-        return float(max(np.log(given / chance_without), np.log((1.0 - chance_without) / (1.0 - given))))
+        return float(max(np.log(conditional / chance_without), np.log((1.0 - chance_without) / (1.0 - conditional))))
 
 
 def allowed(event: Event, chances_without: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns how likely an event lets outcomes be with the target that are this likely without: one minus f."""
     base, rate, bound = base_of(event), rate_of(event), claimed(event)
-    given: NDArray[np.float64]
+    conditional: NDArray[np.float64]
     if isinstance(base, GaussianEvent):
-        given = special.ndtr(special.ndtri(chances_without) + bound)
+        conditional = special.ndtr(special.ndtri(chances_without) + bound)
     elif isinstance(base, BoundedRangeEvent):
-        given = special.expit(special.logit(chances_without) + bound)
+        conditional = special.expit(special.logit(chances_without) + bound)
     else:
-        given = np.minimum(math.exp(bound) * chances_without, 1.0 - math.exp(-bound) * (1.0 - chances_without))
-    return rate * given + (1.0 - rate) * chances_without
+        conditional = np.minimum(math.exp(bound) * chances_without, 1.0 - math.exp(-bound) * (1.0 - chances_without))
+    return rate * conditional + (1.0 - rate) * chances_without
 
 
 def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float = ALARM / 2) -> float:
@@ -134,31 +127,8 @@ def power(event: Event, chances: tuple[float, float], *, runs: int, alarm: float
     most = np.where(hits < runs, stats.beta.isf(alarm, hits + 1, np.maximum(runs - hits, 1)), 1.0)
     # With x hits, those numbers of hits without the target refute that let `least[x]` be above what is allowed.
     refuting = np.searchsorted(allowed(event, most), least, side="left") - 1
-    found = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
-    return float(min(1.0, found.sum()))
-
-
-def runs_needed(
-    event: Event, chances: tuple[float, float], *, alarm: float = ALARM / 2, power_wanted: float = POWER
-) -> int:
-    """Returns the least number of runs of each side, to a part in 64, that refutes an event with the wanted power.
-
-    Raises:
-      ConfigurationError: the chances are within what is allowed, so that no number would do; or more than 2^22 runs.
-    """
-    check_real("power_wanted", power_wanted, low=0.0, high=1.0, low_open=True, high_open=True)
-    if chances[0] <= float(allowed(event, np.array(chances[1]))):
-        check_real("chances", chances[0], low=float(allowed(event, np.array(chances[1]))), low_open=True)
-    low, high = 0, 16
-    while power(event, chances, runs=high, alarm=alarm) < power_wanted:
-        low, high = high, check_int("runs", 2 * high, low=1, high=2**22)
-    while high - low > max(1, high // 64):
-        middle = (low + high) // 2
-        if power(event, chances, runs=middle, alarm=alarm) < power_wanted:
-            low = middle
-        else:
-            high = middle
-    return high
+    chance = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
+    return float(min(1.0, chance.sum()))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

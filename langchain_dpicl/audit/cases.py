@@ -1,10 +1,8 @@
-"""The worst cases of a method: for each mechanism, shape of rows and neighbouring relation, what tells most.
+"""Lists the worst-case games for each mechanism, row shape and neighbouring relation."""
 
-The noise is the audit's: one release has a mu, range or epsilon of about 2, where few answers tell a wrong scale. So is
-the clip of logits, 2, and their temperature, the default. All else is the user's. Every sample holds the target (forced
-inclusion): what a secret sample adds is audited by itself, in `sampled` and `parts`, since amplification would hide a
-wrong noise from any number of runs that one can afford.
-"""
+# The noise is the audit's own: one release has a mu, range or epsilon of about 2, where few answers reveal a wrong
+# scale; logits have clip 2 and the default temperature. Everything else is the user's. Every sample holds the target:
+# amplification would hide a wrong noise in any affordable number of runs, so `sampled` and `parts` audit sampling.
 
 from __future__ import annotations
 
@@ -75,48 +73,37 @@ def vote_cases(
     abstains: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Game]:
-    """Yields the worst cases of votes for labels.
-
-    Args:
-      kind: against which component.
-      mechanism: its name.
-      rows: "slots" or "units".
-      adjacency: neighbouring relation.
-      sampling: of the rows.
-      has_vectors: whether noisy votes leave.
-      abstains: whether too few votes are no answer.
-      options: further options of the component.
-    """
+    """Yields the worst cases of votes for labels; `has_vectors` where noisy votes leave as well."""
     noise, moved = _TEST_NOISE[mechanism], _is_moved(rows, adjacency)
-    found = _two(mechanism, rows, adjacency, sampling=sampling)
-    given = {
+    pair = _two(mechanism, rows, adjacency, sampling=sampling)
+    terms = {
         **shape_of(rows, adjacency, sampling),
         "mechanism": mechanism,
         "noise_multiplier": noise,
         **(options or {}),
     }
-    given["public_size"] = found["size"]
+    terms["public_size"] = pair["size"]
     name = f"one answer: {mechanism}, {rows}, {adjacency}"
     range_, length = (2.0, _ROOT) if moved else (1.0, 1.0)
-    sides: dict[str, Any] = {"units": found["units"], "neighbour": found["neighbour"]}
+    sides: dict[str, Any] = {"units": pair["units"], "neighbour": pair["neighbour"]}
     if has_vectors:
         direction = (1.0, -1.0) if moved else (1.0, 0.0)
-        ends = tuple(sum(a * b for a, b in zip(direction, sums, strict=True)) for sums in found["sums"])
+        ends = tuple(sum(a * b for a, b in zip(direction, sums, strict=True)) for sums in pair["sums"])
         middle = sum(ends) / 2
         scale = noise * length * (_ROOT if moved else 1.0)
         law = vector_law((ends[0], ends[1]), scale=scale, threshold=middle)
-        yield kind(name=name, **sides, runs=200, options=given, direction=direction, threshold=middle, law=law)
+        yield kind(name=name, **sides, runs=200, options=terms, direction=direction, threshold=middle, law=law)
         return
-    law = index_law(mechanism, found["sums"], scale=noise * (length if mechanism == "gaussian" else range_))
+    law = index_law(mechanism, pair["sums"], scale=noise * (length if mechanism == "gaussian" else range_))
     runs = _RUNS[mechanism, "slots" if moved else "units"]
-    yield kind(name=name, **sides, runs=runs, options=given, law=law)
-    if sampling == "poisson" and adjacency == "add_remove" and "teachers" not in given and mechanism == "gumbel":
-        yield _on_a_sample(kind, given, moved=moved)
+    yield kind(name=name, **sides, runs=runs, options=terms, law=law)
+    if sampling == "poisson" and adjacency == "add_remove" and "teachers" not in terms and mechanism == "gumbel":
+        yield _on_a_sample(kind, terms, moved=moved)
     if abstains and mechanism == "gumbel":
-        yield _abstaining(kind, given, noise=noise, moved=moved, mechanism=mechanism)
+        yield _abstaining(kind, terms, noise=noise, moved=moved, mechanism=mechanism)
 
 
-def _on_a_sample(kind: type[VotingGame | LabelGame], given: Mapping[str, Any], *, moved: bool) -> Game:
+def _on_a_sample(kind: type[VotingGame | LabelGame], terms: Mapping[str, Any], *, moved: bool) -> Game:
     """Returns the game on a secret sample that holds the target every fourth time.
 
     Its law is about the rate, of a factor of 2 alone: everybody is in every sample. With half of the noise, or at twice
@@ -131,33 +118,33 @@ def _on_a_sample(kind: type[VotingGame | LabelGame], given: Mapping[str, Any], *
         return in_sample * given_in + (1.0 - in_sample) * without, without
 
     return kind(
-        name=f"one answer on a secret sample: gumbel, {given['rows']}, add_remove",
+        name=f"one answer on a secret sample: gumbel, {terms['rows']}, add_remove",
         units=(YES,),
         neighbour=(),
         runs=300,
-        options={**given, "public_size": 4, "num_slots": 1, "noise_multiplier": noise},
+        options={**terms, "public_size": 4, "num_slots": 1, "noise_multiplier": noise},
         law=law,
         power_for="everybody in every sample",
     )
 
 
 def _abstaining(
-    kind: type[VotingGame | LabelGame], given: Mapping[str, Any], *, noise: float, moved: bool, mechanism: str
+    kind: type[VotingGame | LabelGame], terms: Mapping[str, Any], *, noise: float, moved: bool, mechanism: str
 ) -> Game:
     """Returns the game about the candidate to abstain: a constant between what the label has with and without."""
     units: tuple[str, ...]
     neighbour: tuple[str, ...]
     if moved:
         sums, size, units, neighbour = ((1.0, 0.0, 0.5), (0.0, 1.0, 0.5)), 1, (YES,), ()
-        neighbour = (NO,) if given["adjacency"] == "replace_one" else neighbour
+        neighbour = (NO,) if terms["adjacency"] == "replace_one" else neighbour
     else:
         sums, size, units, neighbour = ((2.0, 0.0, 1.5), (1.0, 0.0, 1.5)), 3, (YES, YES), (YES,)
     return kind(
-        name=f"one answer or none: {mechanism}, {given['rows']}, {given['adjacency']}",
+        name=f"one answer or none: {mechanism}, {terms['rows']}, {terms['adjacency']}",
         units=units,
         neighbour=neighbour,
         runs=1_400 if moved else 700,
-        options={**given, "public_size": size, "abstain_below": 0.5},
+        options={**terms, "public_size": size, "abstain_below": 0.5},
         law=index_law(mechanism, sums, scale=noise * (2.0 if moved else 1.0)),
     )
 
@@ -166,7 +153,7 @@ def confident_cases(*, rows: str, adjacency: str, teachers: str, sampling: str =
     """Yields the worst cases of Confident-GNMax: its test, and its answer."""
     noise = 0.5
     sampled = {} if teachers == "fixed" else {**shape_of(rows, adjacency, sampling)}
-    given = {**sampled, "adjacency": adjacency, "teachers": teachers}
+    terms = {**sampled, "adjacency": adjacency, "teachers": teachers}
     moved = _is_moved(rows, adjacency)
     is_dealt = rows == "units" or teachers == "fixed" or sampling == "fixed"
     # Between a tie and two votes for the other, or none and one, the largest count moves by one.
@@ -179,20 +166,20 @@ def confident_cases(*, rows: str, adjacency: str, teachers: str, sampling: str =
         units=(YES, *beside),
         neighbour=((NO,) if adjacency == "replace_one" else ()) + beside,
         runs=200,
-        options={**given, "public_size": 2 if moved else 1, "confident": (middle, noise, noise)},
+        options={**terms, "public_size": 2 if moved else 1, "confident": (middle, noise, noise)},
         question="test",
         law=law,
     )
-    found = _two("gaussian", rows, adjacency, sampling="partition" if teachers == "fixed" else sampling)
+    pair = _two("gaussian", rows, adjacency, sampling="partition" if teachers == "fixed" else sampling)
     scale = noise * (_ROOT if moved else 1.0)
     yield LabelGame(
         name=f"one answer: confident_gnmax, {rows}, {adjacency}",
-        units=found["units"],
-        neighbour=found["neighbour"],
+        units=pair["units"],
+        neighbour=pair["neighbour"],
         runs=200 if moved else 2_600,
-        options={**given, "public_size": found["size"], "confident": (_NEVER_REJECTS, noise, scale)},
+        options={**terms, "public_size": pair["size"], "confident": (_NEVER_REJECTS, noise, scale)},
         question="answer",
-        law=index_law("gaussian", found["sums"], scale=scale),
+        law=index_law("gaussian", pair["sums"], scale=scale),
     )
 
 
@@ -200,7 +187,7 @@ def free_form_cases(*, aggregation: str, rows: str, adjacency: str, sampling: st
     """Yields the worst case of answers in free form: opposite answers, or one keyword."""
     moved = _is_moved(rows, adjacency)
     gone = ("no",) if adjacency == "replace_one" else ()
-    given = {**shape_of(rows, adjacency, sampling), "aggregation": aggregation, "noise_multiplier": 0.5}
+    terms = {**shape_of(rows, adjacency, sampling), "aggregation": aggregation, "noise_multiplier": 0.5}
     beside: tuple[str, ...] = ()
     if aggregation == "keywords":
         # The gap to the largest count, over twice the multiplier times the range, is what one keyword loses: that is
@@ -211,14 +198,14 @@ def free_form_cases(*, aggregation: str, rows: str, adjacency: str, sampling: st
         law, runs = vector_law((1.0, -1.0), scale=0.5 * 2.0, threshold=0.0), 200
     else:
         # One vector of length 1 comes to two that lean the other way by half of it.
-        beside, given["public_size"] = ("up", "down"), 3
+        beside, terms["public_size"] = ("up", "down"), 3
         law, runs = vector_law((0.5, -0.5), scale=0.5, threshold=0.0), 200
     yield FreeFormGame(
         name=f"one answer: {aggregation}, {rows}, {adjacency}",
         units=("yes", *beside),
         neighbour=(*gone, *beside),
         runs=runs,
-        options=given,
+        options=terms,
         law=law,
         is_tight=aggregation != "keywords",
     )
@@ -227,19 +214,11 @@ def free_form_cases(*, aggregation: str, rows: str, adjacency: str, sampling: st
 def token_cases(
     *, mechanism: str, rows: str, adjacency: str, sampling: str = "poisson", rule: Mapping[str, Any] | None = None
 ) -> Iterator[Game]:
-    """Yields the worst case of one generated token.
-
-    Args:
-      mechanism: its name, the logit mechanisms included.
-      rows: "slots" or "units".
-      adjacency: neighbouring relation.
-      sampling: of the rows.
-      rule: parameters of a logit mechanism.
-    """
+    """Yields the worst case of one generated token; `rule` holds the parameters of a logit mechanism."""
     moved = _is_moved(rows, adjacency)
     is_logit = mechanism in LOGIT_MECHANISMS
     noise = 0.5 if is_logit else _TEST_NOISE[mechanism]
-    given = {**shape_of(rows, adjacency, sampling), "mechanism": mechanism, "noise_multiplier": noise, **(rule or {})}
+    terms = {**shape_of(rows, adjacency, sampling), "mechanism": mechanism, "noise_multiplier": noise, **(rule or {})}
     name = f"one token: {mechanism}, {rows}, {adjacency}"
     gone = (LOUD_B,) if adjacency == "replace_one" else ()
     sides: dict[str, Any] = {"units": (LOUD_A,), "neighbour": gone, "public": _SURE_B}
@@ -249,31 +228,31 @@ def token_cases(
         if moved and adjacency == "add_remove":
             # Of a slot's two records the loudest speaks; without the target the other does.
             sides |= {"units": (LOUD_A, LOUD_B), "neighbour": (LOUD_B,)}
-            given |= {"shots_per_slot": 2, "public_size": 2, "num_slots": 1}
+            terms |= {"shots_per_slot": 2, "public_size": 2, "num_slots": 1}
         runs = 1_100 if moved else 2_100
-        yield TokenGame(name=name, **sides, runs=runs, options=given, kept=("a", "b"), share=0.4, law=odds)
+        yield TokenGame(name=name, **sides, runs=runs, options=terms, kept=("a", "b"), share=0.4, law=odds)
         return
     if mechanism == "gumbel":
         runs = 640 if moved else 1_400
         yield TokenGame(
-            name=name, **sides, runs=runs, options=given, kept=("a", "b"), share=0.7 if moved else 0.6, law=odds
+            name=name, **sides, runs=runs, options=terms, kept=("a", "b"), share=0.7 if moved else 0.6, law=odds
         )
         return
     sums: Any = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))
     runs = 340
     if mechanism == "permute_and_flip":
-        runs, given["public_size"] = 1_600, 2
+        runs, terms["public_size"] = 1_600, 2
         if moved:
             beside = (LOUD_B,) if rows == "units" or sampling == "fixed" else ()
             sums = ((1.0, 1.0, 0.0), (0.0, 2.0, 0.0))
             sides |= {"units": (LOUD_A, *beside), "neighbour": (*gone, *beside)}
         else:
-            sums, given["public_size"] = ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)), 1
+            sums, terms["public_size"] = ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)), 1
     elif not moved:
-        sums, given["public_size"], runs = ((1.25, 0.75, 0.0), (0.25, 0.75, 0.0)), 2, 2_000
+        sums, terms["public_size"], runs = ((1.25, 0.75, 0.0), (0.25, 0.75, 0.0)), 2, 2_000
         sides |= {"units": (LOUD_A, LEANS_B), "neighbour": (LEANS_B,)}
     length = (_ROOT if moved else 1.0) if mechanism == "gaussian" else (2.0 if moved else 1.0)
-    yield TokenGame(name=name, **sides, runs=runs, options=given, law=index_law(mechanism, sums, scale=noise * length))
+    yield TokenGame(name=name, **sides, runs=runs, options=terms, law=index_law(mechanism, sums, scale=noise * length))
 
 
 def step_cases(*, adjacency: str) -> Iterator[Game]:

@@ -1,7 +1,4 @@
-"""Builds the audited components over records that say what their rows are, with the worst engines. Knows no noise.
-
-Every one of them is the front room itself, as a user builds it, on a budget of its own in memory.
-"""
+"""Builds the audited components over made-up records and adversarial backends."""
 
 from __future__ import annotations
 
@@ -50,20 +47,14 @@ def _budget(adjacency: Any) -> Budget:
 
 def _declared(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], int, str]:
     """Returns the constructor's options, the declared size and the adjacency."""
-    given = {**defaults, "num_slots": options.get("public_size", 1), **options}
-    return given, given.pop("public_size", 1), given.pop("adjacency", "add_remove")
+    arguments = {**defaults, "num_slots": options.get("public_size", 1), **options}
+    return arguments, arguments.pop("public_size", 1), arguments.pop("adjacency", "add_remove")
 
 
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
-    """Builds a voting component over units that vote as their texts say; every query is charged.
-
-    Args:
-      units: text of each unit; see `ReadVotes`.
-      engine: takes the place of a fresh `ReadVotes`.
-      **options: of `from_private_examples`, and `public_size` and `adjacency`.
-    """
+    """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
     usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
-    given, size, adjacency = _declared(options, {**usual, "max_queries": 1_000})
+    arguments, size, adjacency = _declared(options, {**usual, "max_queries": 1_000})
     return DPVotingRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=ReadVotes() if engine is None else engine,
@@ -72,16 +63,16 @@ def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPV
         example_prompt=MARK + "{text}",
         suffix="{input}",
         calibrate=False,
-        **given,
+        **arguments,
     )
 
 
 def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPFreeFormRunnable:
     """Builds a free-form component over units that answer what their texts say, "yes" or "no"; see `ReadAnswers`."""
     usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
-    given, size, adjacency = _declared(options, {**usual, "max_queries": 1_000, "aggregation": "embedding"})
+    arguments, size, adjacency = _declared(options, {**usual, "max_queries": 1_000, "aggregation": "embedding"})
     space: dict[str, Any] = {"embeddings": Opposite(), "candidates": _LABELS}
-    if given["aggregation"] == "keywords":
+    if arguments["aggregation"] == "keywords":
         space = {"keyword_domain": _LABELS, "num_keywords": 1, "with_receipt": True}
     return DPFreeFormRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
@@ -90,25 +81,18 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
         epsilon=_EPSILON / 2,
         example_prompt=MARK + "{text}",
         suffix="{input}",
-        **{**space, **given},
+        **{**space, **arguments},
     )
 
 
 def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options: Any) -> PromptPATELabeler:
-    """Builds a labelling over units that vote as their texts say, with more inputs than its share pays for.
-
-    Args:
-      units: text of each unit; see `ReadVotes`.
-      paid: inputs that the share pays for.
-      engine: takes the place of a fresh `ReadVotes`.
-      **options: of `from_private_examples`, and `public_size`, `adjacency` and `labels`.
-    """
-    given, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "abstain_below": None, "labels": _LABELS})
-    labels = given.pop("labels")
-    if given.get("teachers") != "fixed":
-        given = {"rows": "slots", "overfill": 1.0, **given}
-    if "confident" in given:
-        given |= {"mechanism": "confident_gnmax", "noise_multiplier": None}
+    """Builds a labeler over units that vote as their texts say, with more inputs than its share pays for."""
+    arguments, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "abstain_below": None, "labels": _LABELS})
+    labels = arguments.pop("labels")
+    if arguments.get("teachers") != "fixed":
+        arguments = {"rows": "slots", "overfill": 1.0, **arguments}
+    if "confident" in arguments:
+        arguments |= {"mechanism": "confident_gnmax", "noise_multiplier": None}
     records = [{"text": unit, "answer": labels[-1]} for unit in units]
     return PromptPATELabeler.from_private_examples(
         PrivateExamples(records, label_key="answer", labels=labels, public_size=size),
@@ -120,7 +104,7 @@ def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options
         example_prompt=MARK + "{text}\n\n{answer}",
         suffix="{input}",
         calibrate=False,
-        **given,
+        **arguments,
     )
 
 
@@ -132,18 +116,10 @@ def synthesizer_of(
     engine: Any = None,
     **options: Any,
 ) -> DemonstrationSynthesizer:
-    """Builds a generation of texts of one token each over units whose texts are logits; see `ReadTokens`.
-
-    Args:
-      units: text of each unit.
-      tokens: demonstrations, each of one token.
-      public: logits after the public prompt.
-      engine: takes the place of a fresh one.
-      **options: of `from_private_examples`, and `public_size` and `adjacency`.
-    """
+    """Builds a generation of one-token texts over units whose texts are logits (`ReadTokens`)."""
     usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "mechanism": "gumbel"}
-    given, size, adjacency = _declared(options, {**usual, "max_tokens": 1, "public_top_k": None})
-    reader = ReadLogits if given["mechanism"] in LOGIT_MECHANISMS else ReadTokens
+    arguments, size, adjacency = _declared(options, {**usual, "max_tokens": 1, "public_top_k": None})
+    reader = ReadLogits if arguments["mechanism"] in LOGIT_MECHANISMS else ReadTokens
     return DemonstrationSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=reader(public) if engine is None else engine,
@@ -151,25 +127,16 @@ def synthesizer_of(
         epsilon=_EPSILON / 2,
         generation_prompt=MARK + "{text}",
         shots_per_label=tokens,
-        **given,
+        **arguments,
     )
 
 
 def training_of(units: Sequence[str], steps: int, *, engine: ReadGradients, **options: Any) -> TrainingRun:
-    """Prepares a training whose engine gives the gradients that units ask for; see `ReadGradients`.
-
-    Plain steps of size 1: the weights show every released average.
-
-    Args:
-      units: text of each unit.
-      steps: training steps.
-      engine: gives the gradients, and may spy.
-      **options: of `PromptDPSGD.prepare`, and `public_size`, `adjacency` and `delta`.
-    """
-    given, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "l2_clip_norm": 0.1, "optimizer": "sgd"})
-    del given["num_slots"]
-    given = {"learning_rate": 1.0, "expected_batch_size": size, "epsilon": _EPSILON / 2, **given}
+    """Prepares a training on the gradients that units ask for, with plain steps of size 1: weights show averages."""
+    arguments, size, adjacency = _declared(options, {"noise_multiplier": 0.5, "l2_clip_norm": 0.1, "optimizer": "sgd"})
+    del arguments["num_slots"]
+    arguments = {"learning_rate": 1.0, "expected_batch_size": size, "epsilon": _EPSILON / 2, **arguments}
     labels = engine.task.labels
     records = [{"text": unit, "label": labels[0]} for unit in units]
     private = PrivateExamples(records, label_key="label", labels=labels, public_size=size)
-    return PromptDPSGD(engine).prepare(private, budget=_budget(adjacency), steps=steps, **given)
+    return PromptDPSGD(engine).prepare(private, budget=_budget(adjacency), steps=steps, **arguments)

@@ -1,8 +1,7 @@
-"""Checks of counts of values: what a unit adds, the noise, the threshold, and games against the components themselves.
+"""Checks counts of values: contribution of a unit, noise, threshold, and games against the components."""
 
-The threshold of a user is passed by one unit so rarely that nobody could wait for it. So it is computed again, by a
-second source, and its law is played at a delta at which it can be seen.
-"""
+# A single unit passes the user's threshold too rarely to be observed. So its chance is recomputed from a second source,
+# and its law is played at a delta where it can be observed.
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import stats
 
-from langchain_dpicl.audit.bounds import ALARM, POWER, lowest
+from langchain_dpicl.audit.bounds import ALARM, lowest
 from langchain_dpicl.audit.games import Game
-from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.audit.results import AuditResult, result_of
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.exceptions import ConfigurationError
@@ -33,7 +32,7 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 _EPSILON = 1e12
 MINE, OTHER = "mine", "other"
 FIELD = "value"
-_NOISE = 0.5
+NOISE = 0.5
 _RUNS = {"add_remove": 320, "replace_one": 540}
 _SEEN = {"noise_multiplier": 1.0, "delta": 0.1}
 """Noise and delta at which a discovery finds the value of one unit every tenth time."""
@@ -49,48 +48,45 @@ def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
 
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
-    """Builds a count of two declared values over units that each hold one, on a budget of its own.
-
-    Args:
-      values: of each unit.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
-    given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, **options}
+    """Builds a count of two declared values over units that each hold one, on a budget of its own."""
+    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, **options}
     return UnitCounter.from_private_examples(
         _private(values),
         field=FIELD,
         values=(MINE, OTHER),
-        budget=_budget(given.pop("adjacency")),
+        budget=_budget(arguments.pop("adjacency")),
         epsilon=_EPSILON / 2,
-        **given,
+        **arguments,
     )
 
 
 def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
-    """Builds a discovery over units that each hold one value, on a budget of its own.
-
-    Args:
-      values: of each unit.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
-    given = {"adjacency": "add_remove", **_SEEN, **options}
+    """Builds a discovery over units that each hold one value, on a budget of its own."""
+    arguments = {"adjacency": "add_remove", **_SEEN, **options}
     return ValueDiscovery.from_private_examples(
-        _private(values), FIELD, budget=_budget(given.pop("adjacency")), epsilon=_EPSILON / 2, **given
+        _private(values), FIELD, budget=_budget(arguments.pop("adjacency")), epsilon=_EPSILON / 2, **arguments
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountGame(Game):
-    """A game against `UnitCounter.run`: a fresh component for every trial, since it releases once."""
+class OnceGame(Game):
+    """A game against a component that releases once: a fresh one for every trial."""
+
+    def build(self, units: tuple[str, ...]) -> Any:
+        """Builds the component over units."""
+        raise NotImplementedError
+
+    def release(self, made: Any) -> tuple[Mapping[str, int], int]:
+        """Runs a component; returns its counts and how many tickets are left."""
+        raise NotImplementedError
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns `MINE` where the counts speak for the target."""
+        raise NotImplementedError
 
     def outcomes(self) -> tuple[str, ...]:
         """Returns the first of two outcomes, which says all."""
         return (MINE,)
-
-    def outcome(self, counts: Mapping[str, int]) -> str:
-        """Returns whether the counts speak for the target; of another in its place, against it."""
-        is_replaced = self.options["adjacency"] == "replace_one"
-        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
 
     def sides(self) -> tuple[_Side, _Side]:
         """Prepares both data sets."""
@@ -98,23 +94,24 @@ class CountGame(Game):
 
     def event(self, side: _Side) -> Event:
         """Returns the event of the ticket of one release."""
-        return counter_of(side.units, **self.options).plan.tickets()[0].event
+        event: Event = self.build(side.units).plan.tickets()[0].event
+        return event
 
 
 class _Side:
-    """One data set and what was released of it so far."""
+    """One data set and the outcomes of its releases so far."""
 
-    def __init__(self, game: CountGame, units: tuple[str, ...]) -> None:
+    def __init__(self, game: OnceGame, units: tuple[str, ...]) -> None:
         self.game, self.units = game, units
         self.counts: Counter[str] = Counter()
-        self._left: set[int] = set()
+        self._has_unused = False
 
     def play(self, runs: int) -> None:
         """Builds so many components and runs each of them."""
         for _ in range(runs):
-            made = counter_of(self.units, **self.game.options)
-            self.counts[self.game.outcome(made.run().counts)] += 1
-            self._left.add(made.share.remaining("counts"))
+            counts, tickets_left = self.game.release(self.game.build(self.units))
+            self.counts[self.game.outcome(counts)] += 1
+            self._has_unused |= tickets_left != 0
 
     @property
     def played(self) -> int:
@@ -123,39 +120,54 @@ class _Side:
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if a release has not used its ticket."""
-        if self._left - {0}:
-            yield "tickets: a count was released and its ticket is left"
+        if self._has_unused:
+            yield "tickets: there was a release and its ticket is left"
 
 
-def count_games(*, adjacency: str) -> Iterator[CountGame]:
-    """Yields the worst case of declared counts: one value that comes, or turns into another.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountGame(OnceGame):
+    """A game against `UnitCounter.run`."""
 
-    Args:
-      adjacency: neighbouring relation.
-    """
-    moved = 2 if adjacency == "replace_one" else 1
+    def build(self, units: tuple[str, ...]) -> UnitCounter:
+        """Builds the counter."""
+        return counter_of(units, **self.options)
+
+    def release(self, made: UnitCounter) -> tuple[Mapping[str, int], int]:
+        """Counts."""
+        return made.run().counts, made.share.remaining("counts")
+
+    def outcome(self, counts: Mapping[str, int]) -> str:
+        """Returns whether the counts speak for the target; of another in its place, against it."""
+        is_replaced = self.options["adjacency"] == "replace_one"
+        return MINE if counts[MINE] >= 1 and (not is_replaced or counts[OTHER] <= 0) else OTHER
+
+
+def laplace_law(moved: int) -> Callable[[float], tuple[float, float]]:
+    """Returns the chances of `MINE` on both sides, from the factor of the noise, if a unit moves so many counts."""
 
     def law(factor: float) -> tuple[float, float]:
-        decay = math.exp(-factor / (_NOISE * moved))
+        decay = math.exp(-factor / (NOISE * moved))
         stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
         return stays**moved, joins**moved
 
+    return law
+
+
+def count_games(*, adjacency: str) -> Iterator[CountGame]:
+    """Yields the worst case of declared counts: one value that is added, or replaced by another."""
+    moved = 2 if adjacency == "replace_one" else 1
     yield CountGame(
         name=f"one count: discrete_laplace, {adjacency}",
         units=(MINE,),
         neighbour=(OTHER,) if moved == 2 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": _NOISE},
-        law=law,
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        law=laplace_law(moved),
     )
 
 
 def count_checks(release: CountPlan) -> Iterator[Named]:
-    """Yields the checks of one plan of counts, games excepted.
-
-    Args:
-      release: the plan.
-    """
+    """Yields the checks of one plan of counts, except for games."""
     yield "values: one unit adds no more than charged", lambda: contribution(release)
     yield "noise: scale, at your own size", lambda: noise(release)
     if release.mechanism.threshold is not None:
@@ -164,7 +176,7 @@ def count_checks(release: CountPlan) -> Iterator[Named]:
 
 
 def contribution(release: CountPlan) -> AuditResult:
-    """Checks that no unit, however many records and values it has, moves the counts by more than is charged."""
+    """Checks that no unit, with any number of records and values, moves the counts by more than is charged."""
     rule, most = release.rule, release.l1_sensitivity
     name = rule.name or "text"
     declared = rule.declared or tuple(f"value {place}" for place in range(12))
@@ -174,16 +186,16 @@ def contribution(release: CountPlan) -> AuditResult:
         tuple({name: declared[0]} for _ in range(50)),
         tuple({name: text} for text in ("", "\x00", "a" * 500, declared[0].upper(), f" {declared[0]}\t", "NaN")),
     ]
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     counts = [Counter(rule.of(unit)) for unit in units]
     for one in counts:
         for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
             moves = [abs(one[value] - other[value]) for value in {*one, *other}]
             tried += 1
             if sum(moves) > most or max(moves, default=0) > 1:
-                found.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
-    told = _result("values: one unit adds no more than charged", sorted(found), runs=tried, blind=("units not tried",))
-    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
+                faults.add(f"a unit moves the counts by {sum(moves)}, charged is {most}")
+    check, blind = "values: one unit adds no more than charged", ("units not tried",)
+    return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
 
 
 def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
@@ -208,7 +220,7 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
         "counts of one unit, below": (noises[:, 1::2].ravel() <= -far, chance),
         "two releases running": ((noises[:-1:2] >= far) & (noises[1::2] >= far), chance**2),
     }
-    found = [
+    faults = [
         f"{what}: {int(coins.sum())} of {coins.size}, expected {share * coins.size:.1f}"
         for what, (coins, share) in tests.items()
         if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < ALARM / len(tests)
@@ -217,7 +229,7 @@ def noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     fewest = float(stats.binom.ppf(ALARM / (2 * len(tests)), size, chance))
     power = float(stats.binom.cdf(fewest - 1, size, halved))
     blind = ("noise of which a small share is missing",)
-    return _result("noise: scale, at your own size", found, runs=noises.size, power=power, blind=blind)
+    return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
 
 
 def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
@@ -230,10 +242,10 @@ def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
 
 def _noisy(release: CountPlan, counts: Mapping[str, int]) -> tuple[Count, ...]:
     mechanism = release.mechanism
-    given: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
+    arguments: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
     if isinstance(mechanism, GaussianCountMechanism):
-        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **given)
-    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **given)
+        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **arguments)
+    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **arguments)
 
 
 def threshold(release: CountPlan) -> AuditResult:
@@ -245,12 +257,11 @@ def threshold(release: CountPlan) -> AuditResult:
     least = (mechanism.threshold or 1) - 1
     passes = float(stats.dlaplace(rate).pmf(least)) / -math.expm1(-rate)
     cost = -math.expm1(release.rule.max_values * math.log1p(-min(passes, 1.0 - 1e-12)))
-    found = []
-    if charged < cost * (1.0 - 1e-9):
-        found.append(f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}")
-    told = (f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}",)
-    result = _result("threshold: its chance is charged", found, runs=1, blind=("what really runs: see the next check",))
-    return dataclasses.replace(result, confidence=1.0, details=tuple(found) or told)
+    words = f"values of one unit pass with chance {cost:.3g}, charged is {charged:.3g}"
+    faults = [words] if charged < cost * (1.0 - 1e-9) else []
+    blind = ("what really runs: see the next check",)
+    result = result_of("threshold: its chance is charged", faults, runs=1, blind=blind, is_certain=True)
+    return dataclasses.replace(result, details=(words,))
 
 
 def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
@@ -258,7 +269,7 @@ def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
 
     Beside it stand others whose value is common, in every second trial: a threshold that looks at them would move.
     """
-    found, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
+    faults, charged, passed, crowd = list[str](), 0.0, 0, (OTHER,) * 40
     for run in range(runs):
         made = finder_of((MINE, *(crowd if run % 2 else ())), adjacency=adjacency)
         event = made.plan.tickets()[0].event
@@ -267,36 +278,19 @@ def alone(adjacency: Any, *, runs: int = 400) -> AuditResult:
         try:
             passed += MINE in made.run().counts
         except ConfigurationError:  # counts that a plan cannot release are none of it
-            found.append("what was released is below the threshold of its own plan")
+            faults.append("what was released is below the threshold of its own plan")
             passed += 1
     least = lowest(passed, runs, ALARM)
     if least > charged:
-        found.append(f"the value of one unit is found with a chance above {least:.3g}, charged is {charged:.3g}")
+        faults.append(f"the value of one unit is found with a chance above {least:.3g}, charged is {charged:.3g}")
     twice = min(1.0, 2.5 * charged)
     fewest = next((hits for hits in range(runs + 1) if lowest(hits, runs, ALARM) > charged), runs + 1)
     power = float(stats.binom.sf(fewest - 1, runs, twice))
-    return _result(
+    return result_of(
         "threshold: one unit alone",
-        list(dict.fromkeys(found)),
+        list(dict.fromkeys(faults)),
         runs=runs,
         power=power,
         power_for="two and a half times the chance to be found",
         blind=("thresholds of another delta than this game's",),
-    )
-
-
-def _result(
-    check: str,
-    found: list[str],
-    *,
-    runs: int,
-    blind: tuple[str, ...],
-    power: float | None = None,
-    power_for: str = "half of the noise",
-) -> AuditResult:
-    weak = power is not None and power < POWER and not found
-    verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
-    told = (f"{power_for} would be seen with a chance of {power:.2f} only",) if weak else tuple(found[:4])
-    return AuditResult(
-        check=check, verdict=verdict, runs=runs, power=power, power_for=power_for, details=told, blind_to=blind
     )

@@ -1,11 +1,7 @@
-"""Checks of synthetic documents: what a unit casts, the noise on the histogram, and one topic per unit, by itself.
-
-The texts are a generation like any other, and are audited as one. Here stands what comes before them.
-"""
+"""Checks topics and histogram of synthetic documents; their texts are audited as a generation."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_dpicl.audit import counting
-from langchain_dpicl.audit.counting import MINE, OTHER
-from langchain_dpicl.audit.games import Game
-from langchain_dpicl.audit.results import AuditResult, Verdict
+from langchain_dpicl.audit.counting import MINE, NOISE, OTHER, OnceGame, laplace_law
+from langchain_dpicl.audit.results import AuditResult, result_of
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.documents import DocumentSynthesizer
 from langchain_dpicl.documents_planning import DocumentsPlan
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.document_tickets import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.examples import PrivateExamples
 from langchain_dpicl.privacy.topic_examples import split_by_topics
@@ -30,7 +24,6 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 
 _EPSILON = 1e6
 _SHARE = 0.5
-_NOISE = 0.5
 _RUNS = {"add_remove": 560, "replace_one": 2_000}
 _THIRD, _FOURTH = "third", "fourth"
 _WORDS = [" one", " two"]
@@ -38,14 +31,9 @@ _VOCABULARY = (MINE, OTHER, _THIRD, _FOURTH)
 
 
 def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
-    """Builds a store of documents over units of two keywords each; its histogram makes no topic, so no text is written.
-
-    Args:
-      units: text of each unit.
-      **options: of `from_private_examples`; `adjacency`, and `noise_multiplier` of the histogram.
-    """
-    given = {"adjacency": "add_remove", "noise_multiplier": _NOISE, "least_units": 10**6, **options}
-    epsilon = 1.0 / given.pop("noise_multiplier") / _SHARE
+    """Builds documents over units of two keywords; the histogram makes no topic, so no text is written."""
+    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, "least_units": 10**6, **options}
+    epsilon = 1.0 / arguments.pop("noise_multiplier") / _SHARE
     return DocumentSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=10),
         llm=FakeBackend(word_copier(_WORDS), vocabulary=_WORDS),
@@ -58,91 +46,47 @@ def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
         max_tokens=1,
         public_top_k=None,
         num_slots=1,
-        budget=Budget(epsilon=_EPSILON, delta=1e-3, adjacency=given.pop("adjacency")),
+        budget=Budget(epsilon=_EPSILON, delta=1e-3, adjacency=arguments.pop("adjacency")),
         epsilon=epsilon,
-        **given,
+        **arguments,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopicGame(Game):
-    """A game against the histogram of `DocumentSynthesizer.run`: a fresh component for every trial."""
+class TopicGame(OnceGame):
+    """A game against the histogram of `DocumentSynthesizer.run`."""
 
-    def outcomes(self) -> tuple[str, ...]:
-        """Returns the first of two outcomes, which says all."""
-        return (MINE,)
+    def build(self, units: tuple[str, ...]) -> DocumentSynthesizer:
+        """Builds the synthesizer."""
+        return documents_of(units, **self.options)
+
+    def release(self, made: DocumentSynthesizer) -> tuple[Mapping[str, int], int]:
+        """Releases the histogram."""
+        made.run(progress=False)
+        return made.counts, made._share.remaining(TOPIC_TEMPLATE)  # noqa: SLF001  to be audited
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts of both its keywords speak for the target, and those of another against it."""
         is_replaced = self.options["adjacency"] == "replace_one"
-        held = all(counts[name] >= 1 for name in (MINE, OTHER))
-        return MINE if held and (not is_replaced or max(counts[_THIRD], counts[_FOURTH]) <= 0) else OTHER
-
-    def sides(self) -> tuple[_Side, _Side]:
-        """Prepares both data sets."""
-        return _Side(self, self.units), _Side(self, self.neighbour)
-
-    def event(self, side: _Side) -> Event:
-        """Returns the event of the ticket of the histogram."""
-        return documents_of(side.units, **self.options).plan.tickets()[0].event
-
-
-class _Side:
-    """One data set and what was released of it so far."""
-
-    def __init__(self, game: TopicGame, units: tuple[str, ...]) -> None:
-        self.game, self.units = game, units
-        self.counts: Counter[str] = Counter()
-        self._left: set[int] = set()
-
-    def play(self, runs: int) -> None:
-        """Builds so many components and runs each of them."""
-        for _ in range(runs):
-            made = documents_of(self.units, **self.game.options)
-            made.run(progress=False)
-            self.counts[self.game.outcome(made.counts)] += 1
-            self._left.add(made._share.remaining(TOPIC_TEMPLATE))  # noqa: SLF001  to be audited
-
-    @property
-    def played(self) -> int:
-        """Trials so far."""
-        return self.counts.total()
-
-    def faults(self) -> Iterator[str]:
-        """Yields a fault if a release has not used its ticket."""
-        if self._left - {0}:
-            yield "tickets: a histogram was released and its ticket is left"
+        has_both = all(counts[name] >= 1 for name in (MINE, OTHER))
+        return MINE if has_both and (not is_replaced or max(counts[_THIRD], counts[_FOURTH]) <= 0) else OTHER
 
 
 def document_games(*, adjacency: str) -> Iterator[TopicGame]:
-    """Yields the worst case of a histogram: a unit with all its keywords comes, or turns into one with others.
-
-    Args:
-      adjacency: neighbouring relation.
-    """
+    """Yields the worst case of a histogram: a unit with all its keywords is added, or replaced by another."""
     moved = 4 if adjacency == "replace_one" else 2
-
-    def law(factor: float) -> tuple[float, float]:
-        decay = math.exp(-factor / (_NOISE * moved))
-        stays, joins = 1.0 / (1.0 + decay), decay / (1.0 + decay)
-        return stays**moved, joins**moved
-
     yield TopicGame(
         name=f"one histogram of keywords: discrete_laplace, {adjacency}",
         units=(f"{MINE} {OTHER}",),
         neighbour=(f"{_THIRD} {_FOURTH}",) if moved == 4 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": _NOISE},
-        law=law,
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        law=laplace_law(moved),
     )
 
 
 def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
-    """Yields the checks of what comes before the texts, games excepted.
-
-    Args:
-      plan: of both steps.
-    """
+    """Yields the checks of histogram and topics, except for games."""
     yield "keywords: one unit adds no more than charged", lambda: keywords(plan)
     yield "noise: scale, at your own size", lambda: counting.noise(plan.topics)
     yield "topics: one unit has one, by itself", lambda: topics(plan)
@@ -157,19 +101,25 @@ def keywords(plan: DocumentsPlan) -> AuditResult:
     texts = [" ".join(some[:size]) for size in range(len(some) + 1)]
     texts += [" ".join(some * 20), " ".join(reversed(some)), " ".join(some).upper(), "\x00 \u200b", "?".join(some)]
     units = [(), *(({name: text},) for text in texts), tuple({name: text} for text in texts)]
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     counts = [Counter(rule.of(unit)) for unit in units]
     for one in counts:
         for other in counts if release.adjacency == "replace_one" else (Counter[str](),):
             moves = [abs(one[keyword] - other[keyword]) for keyword in {*one, *other}]
             tried += 1
             if sum(moves) > release.l1_sensitivity or max(moves, default=0) > 1:
-                found.add(f"a unit moves the counts by {sum(moves)}, charged is {release.l1_sensitivity}")
+                faults.add(f"a unit moves the counts by {sum(moves)}, charged is {release.l1_sensitivity}")
             if math.hypot(*moves) > rule.l2_sensitivity(release.adjacency):
-                found.add("a unit moves the counts further in L2 than is charged")
+                faults.add("a unit moves the counts further in L2 than is charged")
             if not {*one, *other} <= set(declared):
-                found.add("a unit casts a keyword that is not declared")
-    return _certain("keywords: one unit adds no more than charged", found, tried, ("units not tried",))
+                faults.add("a unit casts a keyword that is not declared")
+    return result_of(
+        "keywords: one unit adds no more than charged",
+        sorted(faults),
+        runs=tried,
+        blind=("units not tried",),
+        is_certain=True,
+    )
 
 
 def topics(plan: DocumentsPlan) -> AuditResult:
@@ -179,7 +129,7 @@ def topics(plan: DocumentsPlan) -> AuditResult:
     texts = [" ".join(declared[:size]) for size in range(len(declared) + 1)]
     texts += [" ".join(reversed(declared)), *declared, "nothing of it", "\x00"]
     labels = places(max(1, len(declared)))
-    found, tried = set[str](), 0
+    faults, tried = set[str](), 0
     whole = _pools(name, texts, declared, labels)
     for place, text in enumerate(texts):
         where = [label for label, members in whole.items() if place in members]
@@ -188,12 +138,14 @@ def topics(plan: DocumentsPlan) -> AuditResult:
         others = {label: len(members - {place}) for label, members in whole.items()}
         tried += 1
         if len(where) > 1:
-            found.add("a unit is in the texts of several topics, which are charged as if it were in one")
+            faults.add("a unit is in the texts of several topics, which are charged as if it were in one")
         if where != alone:
-            found.add("the topic of a unit depends on the other units")
+            faults.add("the topic of a unit depends on the other units")
         if {label: len(members) for label, members in without.items()} != others:
-            found.add("a unit moves others from one topic to another")
-    return _certain("topics: one unit has one, by itself", found, tried, ("units not tried",))
+            faults.add("a unit moves others from one topic to another")
+    return result_of(
+        "topics: one unit has one, by itself", sorted(faults), runs=tried, blind=("units not tried",), is_certain=True
+    )
 
 
 def _pools(name: str, texts: list[str], declared: tuple[str, ...], labels: tuple[str, ...]) -> dict[str, set[int]]:
@@ -214,22 +166,21 @@ def choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
 
     The noise is wide beside the one unit, so that the order of its counts and of the others is a matter of chance.
     """
-    found, first = set[str](), 0
+    faults, first = set[str](), 0
     for _ in range(runs):
         made = documents_of((MINE,), adjacency=plan.topics.adjacency, noise_multiplier=20.0, least_units=1)
         made.run(progress=False)
         most = sorted(made.counts.items(), key=lambda pair: -pair[1])
         wanted = {count for _, count in most[:1] if count >= 1}
         if {count for _, count in made.topics} != wanted:
-            found.add("topics are others than those of the largest noisy counts")
+            faults.add("topics are others than those of the largest noisy counts")
         first += bool(made.topics) and made.topics[0][0] == MINE
     if first == runs:  # by chance once in 10^20: the noise is much wider than one unit
-        found.add("the keyword of one unit always becomes a topic")
-    return _certain("topics: of the noisy counts alone", found, runs, ("a choice that follows the records rarely",))
-
-
-def _certain(check: str, found: set[str], runs: int, blind: tuple[str, ...]) -> AuditResult:
-    """Returns the result of a check in which no chance is involved."""
-    verdict: Verdict = "violated" if found else "sound"
-    told = AuditResult(check=check, verdict=verdict, runs=runs, details=tuple(sorted(found)[:4]), blind_to=blind)
-    return dataclasses.replace(told, confidence=1.0)
+        faults.add("the keyword of one unit always becomes a topic")
+    return result_of(
+        "topics: of the noisy counts alone",
+        sorted(faults),
+        runs=runs,
+        blind=("a choice that follows the records rarely",),
+        is_certain=True,
+    )

@@ -1,8 +1,6 @@
-"""Games against `PrivateEvolution`: what noisy histograms of votes tell apart, round by round. Knows no noise.
+"""Games against `PrivateEvolution`: votes on the same two candidates in every round."""
 
-The adversary chose the candidates, the embeddings and the model that writes: both candidates survive every round, so
-that the same two are voted on again and again.
-"""
+# The adversary chose candidates, embeddings and model, so that both candidates survive every round.
 
 from __future__ import annotations
 
@@ -30,17 +28,10 @@ _TEST_NOISE = 0.5
 
 
 def evolution_of(units: Sequence[str], rounds: int, *, embeddings: Any = None, **options: Any) -> PrivateEvolution:
-    """Builds an evolution between two candidates over units of several records each, which say "yes" or "no".
-
-    Args:
-      units: what the records of each unit say.
-      rounds: histograms that the share pays for.
-      embeddings: take the place of `Opposite`.
-      **options: of `from_private_examples`, and `adjacency`.
-    """
-    given: dict[str, Any] = {"noise_multiplier": _TEST_NOISE, **options}
-    adjacency = given.pop("adjacency", "add_remove")
-    records = [{"text": said, "unit": place} for place, said in enumerate(units) for _ in range(MANY)]
+    """Builds an evolution between two candidates over units of several records that say "yes" or "no"."""
+    arguments: dict[str, Any] = {"noise_multiplier": _TEST_NOISE, **options}
+    adjacency = arguments.pop("adjacency", "add_remove")
+    records = [{"text": text, "unit": place} for place, text in enumerate(units) for _ in range(MANY)]
     return PrivateEvolution.from_private_examples(
         PrivateExamples(records, public_size=1, unit_key="unit", records_per_unit=MANY),
         llm=RunnableLambda(_repeated),
@@ -52,7 +43,7 @@ def evolution_of(units: Sequence[str], rounds: int, *, embeddings: Any = None, *
         num_survivors=2,
         num_variations=1,
         shots_per_label=1,
-        **given,
+        **arguments,
     )
 
 
@@ -122,8 +113,8 @@ def evolution_cases(*, adjacency: str) -> Iterator[Game]:
     moved = adjacency == "replace_one"
     ends, scale = (1.0, -1.0 if moved else 0.0), _TEST_NOISE * (2.0 if moved else 1.0)
     middle = sum(ends) / 2
-    given: dict[str, Any] = {"adjacency": adjacency, "noise_multiplier": _TEST_NOISE}
-    shared: dict[str, Any] = {"units": (YES,), "neighbour": (NO,) if moved else (), "runs": 220, "options": given}
+    terms: dict[str, Any] = {"adjacency": adjacency, "noise_multiplier": _TEST_NOISE}
+    shared: dict[str, Any] = {"units": (YES,), "neighbour": (NO,) if moved else (), "runs": 220, "options": terms}
     yield EvolutionGame(
         name=f"one round: gaussian, votes of a unit, {adjacency}",
         direction=(1.0, -1.0) if moved else (1.0, 0.0),

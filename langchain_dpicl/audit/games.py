@@ -1,9 +1,8 @@
-"""Distinguishing games: what two neighbouring data sets let an adversary tell apart, against what is charged.
+"""Plays distinguishing games between neighbouring data sets and bounds the privacy loss from the outcomes."""
 
-The adversary knows everything but one unit: it chose the records, the engine and the questions, and sees the answers.
-From the answers alone a game bounds, from below and with stated confidence, what one release gives away, in the unit of
-the event that its ticket is charged for. Knows no noise and no internals of a component; the subclasses build those.
-"""
+# The adversary knows everything but one unit: it chose records, backend and queries, and sees the answers. From the
+# answers alone a game bounds from below, with stated confidence, the loss of one release, in the unit of the event that
+# its ticket is charged for.
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ class Game(ABC):
 
     @abstractmethod
     def event(self, side: Any) -> Event:
-        """Returns what one trial is charged for.
+        """Returns the event that one trial is charged for.
 
         Args:
           side: one side of the game.
@@ -251,12 +250,12 @@ def control(game: Game) -> AuditResult:
     else:
         options["noise_multiplier"] = options["noise_multiplier"] / 2
     halved, tries = dataclasses.replace(game, options=options), 1
-    found = play(halved, claim=claim)
-    while found.verdict != "violated" and tries < _TRIES:
-        found, tries = play(halved, claim=claim), tries + 1
-    is_seen = found.verdict == "violated"
+    result = play(halved, claim=claim)
+    while result.verdict != "violated" and tries < _TRIES:
+        result, tries = play(halved, claim=claim), tries + 1
+    is_seen = result.verdict == "violated"
     return dataclasses.replace(
-        found,
+        result,
         check=check,
         verdict="sound" if is_seen else "undecided",
         confidence=1.0,

@@ -1,4 +1,4 @@
-"""Games against `PromptPATELabeler`: what the labels of public inputs tell apart."""
+"""Games against `PromptPATELabeler`: the labels of public inputs."""
 
 from __future__ import annotations
 

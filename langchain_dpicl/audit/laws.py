@@ -1,7 +1,6 @@
-"""The chances of a game's outcome in closed form, from noise-free sums: for the power of a game, and to check it.
+"""Computes the chances of a game's outcome in closed form, from noise-free sums."""
 
-A second source: written from the definitions, without the package's mechanisms.
-"""
+# A second source: written from the definitions, without the package's mechanisms.
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ def gaussian_wins(sums: Sums, place: int, scale: float) -> float:
     if len(gaps) == 1:
         return float(special.ndtr(gaps[0] / math.sqrt(2.0)))
     density = 1.0 / math.sqrt(2.0 * math.pi)
-    found = integrate.quad(lambda x: density * math.exp(-x * x / 2) * float(special.ndtr(x + gaps).prod()), -9, 9)
-    return float(found[0])
+    integral = integrate.quad(lambda x: density * math.exp(-x * x / 2) * float(special.ndtr(x + gaps).prod()), -9, 9)
+    return float(integral[0])
 
 
 WINS: dict[str, Wins] = {

@@ -1,4 +1,4 @@
-"""What was charged, computed again: prices, tickets and reports of a configuration. Knows no records and no noise."""
+"""Recomputes prices, tickets and reports of a configuration."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def price(subject: Subject, *, name: str = "price: computed again") -> AuditResu
     """
     plan: Any = subject.plan
     event = plan.event()
-    left = effective_delta(subject.delta, plan.implementation_delta)
+    remaining = effective_delta(subject.delta, plan.implementation_delta)
     cost = math.inf
-    if left > 0.0:
-        cost = accounting.epsilon_upper_bound(event, delta=left, adjacency=plan.release.adjacency)
-    found = []
+    if remaining > 0.0:
+        cost = accounting.epsilon_upper_bound(event, delta=remaining, adjacency=plan.release.adjacency)
+    faults = []
     if subject.epsilon * (1.0 + _ROUNDING) < cost:
-        found.append(f"claimed is epsilon {subject.epsilon:.6g}, it costs {cost:.6g} at delta {subject.delta:g}")
+        faults.append(f"claimed is epsilon {subject.epsilon:.6g}, it costs {cost:.6g} at delta {subject.delta:g}")
     exact = exact_epsilon(event, subject.delta)
     if exact is not None and cost < exact * (1.0 - _ROUNDING):
-        found.append(f"the accountant says epsilon {cost:.6g}, the exact curve {exact:.6g}")
+        faults.append(f"the accountant says epsilon {cost:.6g}, the exact curve {exact:.6g}")
     return AuditResult(
         check=name,
-        verdict="violated" if found else "sound",
+        verdict="violated" if faults else "sound",
         claimed_epsilon=subject.epsilon,
         lower_bound=exact,
         delta=subject.delta,
         confidence=1.0,
-        details=tuple(found) or (f"claimed {subject.epsilon:.6g}, costs {cost:.6g} at delta {subject.delta:g}",),
+        details=tuple(faults) or (f"claimed {subject.epsilon:.6g}, costs {cost:.6g} at delta {subject.delta:g}",),
         blind_to=_BLIND,
     )
 
@@ -57,14 +57,14 @@ def exact_epsilon(event: Event, delta: float) -> float | None:
 
 def tickets(subject: Subject, *, name: str = "ledger: what was charged is what runs") -> AuditResult:
     """Checks that the ledger's share holds the tickets of the plan that runs, and no share is used up beyond them."""
-    share, plan, found = share_of(subject.component), subject.plan, list[str]()
+    share, plan, faults = share_of(subject.component), subject.plan, list[str]()
     if share.event != plan.event():
-        found.append("the share was charged for other releases than the plan runs")
+        faults.append("the share was charged for other releases than the plan runs")
     for ticket in plan.tickets():
-        left = share.remaining(ticket.template, label=ticket.label)
-        if not 0 <= left <= ticket.max_count:
-            found.append(f"{left} tickets of {ticket.template!r} are left of {ticket.max_count}")
-    return _settled(name, found, "the tickets of the plan")
+        remaining = share.remaining(ticket.template, label=ticket.label)
+        if not 0 <= remaining <= ticket.max_count:
+            faults.append(f"{remaining} tickets of {ticket.template!r} are left of {ticket.max_count}")
+    return _settled(name, faults, "the tickets of the plan")
 
 
 def report(subject: Subject, *, name: str = "ledger: its report adds up") -> AuditResult:
@@ -72,8 +72,8 @@ def report(subject: Subject, *, name: str = "ledger: its report adds up") -> Aud
     component = subject.component
     budget = component.budget if hasattr(component, "budget") else component._budget  # noqa: SLF001  to be audited
     verified = verify_report(budget.report())
-    found = [] if verified.ok else [f"it does not add up: {problem}" for problem in verified.problems[:4]]
-    return _settled(name, found, "recomputed from its tickets")
+    faults = [] if verified.ok else [f"it does not add up: {problem}" for problem in verified.problems[:4]]
+    return _settled(name, faults, "recomputed from its tickets")
 
 
 def _settled(name: str, found: list[str], said: str) -> AuditResult:

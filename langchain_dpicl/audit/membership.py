@@ -1,8 +1,4 @@
-"""Membership inference against prompted models (Duan et al. 2023, section 3). Its results are NOT PRIVATE.
-
-Draws who is a member, has a target built of the members, and compares what it says of members and of others at the
-right label. Knows no prompt, no mechanism and no budget.
-"""
+"""Runs membership inference against prompted models (Duan et al. 2023, section 3); results are NOT PRIVATE."""
 
 from __future__ import annotations
 
@@ -144,14 +140,14 @@ def _read(
         distinct.setdefault(record[keys[0]], dict(record))
     places = np.array([place[record[keys[1]]] for record in distinct.values()], dtype=np.int64)
     needed = shape.num_records + shape.num_nonmembers
-    found = len(places)
+    num_read = len(places)
     if shape.is_same_label:
         counts = np.bincount(places, minlength=len(place))
-        found = int(counts[counts > 0].min(initial=found))
+        num_read = int(counts[counts > 0].min(initial=num_read))
     box = Hidden(_Pool(tuple(distinct.values()), tuple(distinct), places))
-    if found < needed:
+    if num_read < needed:
         of = "of every label that there is, " if shape.is_same_label else ""
-        return box, f"records: expected at least {needed} {of}with distinct texts, found {found}."
+        return box, f"records: expected at least {needed} {of}with distinct texts, found {num_read}."
     return box, ""
 
 

@@ -1,8 +1,7 @@
-"""What a membership attack found: scores, and what they are worth. NOT PRIVATE, whatever was attacked. Knows no text.
+"""Holds the scores of a membership attack and their statistics; results are NOT PRIVATE."""
 
-A score reads the record that is asked about, and the numbers here add up what many releases say of it: no claim of any
-release covers that. A result goes into no report and beside no release; printing one shows its name and size only.
-"""
+# A score reads the record in question, and its statistics add up what many releases say of it: no claim of a release
+# covers that. A result belongs into no report and beside no release; printing one shows its name and size only.
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ class MembershipResult:
           with_scores: whether every single score is told too.
         """
         band = self.band()
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "private": False,
             "epsilon": "infinity",
             "notice": NOTICE,
@@ -121,11 +120,11 @@ class MembershipResult:
         if self.claim is not None:
             terms = {"epsilon": self.claim.epsilon, "delta": self.claim.delta, "adjacency": self.claim.adjacency}
             allowed = {"auc": self.claim.auc, "tpr_at_1_percent_fpr": self.claim.tpr_at(LOW_RATE)}
-            found["claimed"] = {**terms, "allows": allowed}
+            values["claimed"] = {**terms, "allows": allowed}
         if with_scores:
-            found["member_scores"] = self.member_scores.tolist()
-            found["nonmember_scores"] = self.nonmember_scores.tolist()
-        return found
+            values["member_scores"] = self.member_scores.tolist()
+            values["nonmember_scores"] = self.nonmember_scores.tolist()
+        return values
 
     def summary(self) -> str:
         """Returns two lines: the numbers, and that they are not private."""

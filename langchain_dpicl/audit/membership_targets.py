@@ -1,9 +1,7 @@
-"""What a membership attack asks: prompts of real records, and what components released. Knows no score's meaning.
+"""Builds the targets of membership attacks: prompts of real records, and released outputs."""
 
-A target builds something from records that the attack hands it, and says what that something thinks of the labels of a
-text. What it is built from is read in clear here, and a prompt of REAL RECORDS goes the way of public prompts:
-observers and caches of its model see it. So records are made up, or the auditor's own.
-"""
+# A prompt of real records takes the way of public prompts: observers and caches of its model see it. So the records
+# have to be made up, or the auditor's own.
 
 from __future__ import annotations
 
@@ -277,8 +275,8 @@ class _Reader:
         return content_free_probabilities(self._rows(prompts))
 
     def _rows(self, prompts: Sequence[str]) -> Rows:
-        found = self._scorer.score(prompts, self._limit)
-        return np.array(found, dtype=np.float64).reshape(len(prompts), len(self.labels))
+        scored = self._scorer.score(prompts, self._limit)
+        return np.array(scored, dtype=np.float64).reshape(len(prompts), len(self.labels))
 
 
 def _rendered(template: BasePromptTemplate[Any], variable: str, text: str) -> str:

@@ -1,16 +1,13 @@
-"""What right guesses of one run prove about its privacy. Knows numbers only.
+"""Bounds the privacy loss of one run from the right guesses about its canaries."""
 
-Each canary is in the data by a fair coin of its own; a guesser sees what was released and says, of those it is surest
-about, which were in. Two bounds: `lower_bound` for any (epsilon, delta), and `lower_mu` for runs whose releases are all
-Gaussian on everybody: their whole trade-off curve is known, and the same guesses prove several times as much.
-
-Sources: Steinke, Nasr and Jagielski (2023), Privacy Auditing with One (1) Training Run; Mahloujifar, Melis and
-Chaudhuri (2025), Auditing f-Differential Privacy in One Run.
-"""
+# Each canary is in the data by a fair coin of its own; a guesser names those it is surest about. `lower_bound` holds
+# for any (epsilon, delta); `lower_mu` for runs whose releases are all Gaussian on everybody: their whole trade-off
+# curve is known, and the same guesses prove several times as much. Sources: Steinke, Nasr and Jagielski (2023), Privacy
+# Auditing with One (1) Training Run; Mahloujifar, Melis and Chaudhuri (2025), Auditing f-Differential Privacy in One
+# Run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -103,8 +100,3 @@ def lower_mu(right: int, guesses: int, *, canaries: int, alarm: float = ALARM) -
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return low
-
-
-def pure_least(epsilon: float) -> Least:
-    """Returns the curve of pure epsilon-DP, which randomised response attains."""
-    return lambda x: max(math.exp(-epsilon) * x, 1.0 - math.exp(epsilon) * (1.0 - x))

@@ -1,8 +1,7 @@
-"""Checks of the parts of a plan, each by itself, at the user's own sizes: sampler, places, rows, noise, price.
+"""Checks the parts of a plan one by one at the user's own sizes: sampler, slots, rows, noise."""
 
-A whole run hides a wrong part: amplification makes a wrong noise invisible, and noise a wrong rate. So each part is
-asked alone, as the plan holds it. Every test of chance is exact and shares one alarm. Knows plans and numbers alone.
-"""
+# A whole run hides a wrong part: amplification hides a wrong noise, and noise a wrong rate. Every statistical test is
+# exact, and the tests of a check share one false alarm rate.
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from langchain_dpicl.audit.bounds import ALARM, POWER
-from langchain_dpicl.audit.results import HALF, AuditResult, Verdict
+from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.audit.results import HALF, AuditResult, result_of
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -59,24 +58,19 @@ def sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditR
         members = list(itertools.chain.from_iterable(sampler.draw(units, rng=SYSTEM_RANDOM)))
         twice |= len(set(members)) < len(members)
         row[members] = True
-    found = ["a unit stands in one sample twice"] if twice else []
+    faults = ["a unit stands in one sample twice"] if twice else []
     fits, coins = _Fits(3), drawn[:, :looked_at]
-    found += fits.binomial("drawn", coins, rate)
-    found += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
+    faults += fits.binomial("drawn", coins, rate)
+    faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
     if looked_at > 1:
-        found += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
+        faults += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
     power = _rate_power(rate, coins.size) if rate < 1.0 else None
-    told = "twice the rate" if rate <= 0.5 else "everybody in every sample"
-    return _result(name, found, runs=draws, power=power, power_for=told, blind=blind)
+    seen = "twice the rate" if rate <= 0.5 else "everybody in every sample"
+    return result_of(name, faults, runs=draws, power=power, power_for=seen, blind=blind)
 
 
 def skipped(check: str, why: str) -> AuditResult:
-    """Returns the result of a check that does not fit what is audited.
-
-    Args:
-      check: its name.
-      why: it does not.
-    """
+    """Returns the result of a check that does not apply, with the reason."""
     return AuditResult(check=check, verdict="skipped", confidence=1.0, details=(why,))
 
 
@@ -106,26 +100,26 @@ def places(release: ReleasePlan, *, draws: int = 600, name: str = "slots: one un
     else:
         units = 2 * max(1, math.ceil(_TOGETHER * sampler.num_rows / draws))
         sampler = dataclasses.replace(sampler, sampling_rate=1.0, shots_per_slot=units)
-    slots, found = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
+    slots, faults = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
     alike, firsts = list[bool](), list[bool]()
     for _ in range(draws):
         rows = sampler.draw(units, rng=SYSTEM_RANDOM)
         where = {unit: place for place, row in enumerate(rows) for unit in row}
         if len(where) < sum(map(len, rows)):
-            found.append("a unit stands in two places")
+            faults.append("a unit stands in two places")
         if len(rows) != slots:
-            found.append("the number of slots changes")
+            faults.append("the number of slots changes")
         alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
         firsts += [where.get(unit) == 0 for unit in range(units)]
     if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
         fits = _Fits(2)
-        found += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
-        found += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
+        faults += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
+        faults += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
     else:
         blind = (*blind, "whether units that are dealt evenly are dealt at random")
     if isinstance(sampler, AllocatedSlots):
         blind = (*blind, "how the batches of a deal are cut")
-    return _result(name, found, runs=draws, power=None, blind=blind)
+    return result_of(name, faults, runs=draws, blind=blind)
 
 
 _HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
@@ -144,21 +138,20 @@ def contribution(
     rows += [np.array([a, b, 0.0, 1.0]) for a in _HOSTILE for b in (math.inf, -math.inf, math.nan)]
     beside = release.sampler.num_rows or 4
     others = np.array([usual[place % 3] for place in range(beside - 1)]).reshape(-1, _WIDTH)
-    found, count = list[str](), 0
+    faults, count = list[str](), 0
     appears = release.row_shape == "units" and release.adjacency == "add_remove"
     try:
         totals = [_total(release, np.vstack([others, row])) for row in rows]
         without = _total(release, others) if appears else None
     except DPICLError as error:
-        found, totals, without = [f"a row stops the release: {type(error).__name__}"], [], None
+        faults, totals, without = [f"a row stops the release: {type(error).__name__}"], [], None
     pairs: Iterable[tuple[BoundedSum, BoundedSum]] = itertools.combinations(totals, 2)
     if without is not None:
         pairs = ((without, total) for total in totals)
     for one, other in pairs:
-        found += _too_far(other.value - one.value, release)
+        faults += _too_far(other.value - one.value, release)
         count += 1
-    told = _result(name, found, runs=count, power=None, blind=("numbers that were not tried",))
-    return dataclasses.replace(told, confidence=1.0)  # no chance is involved
+    return result_of(name, faults, runs=count, blind=("numbers that were not tried",), is_certain=True)
 
 
 def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
@@ -199,13 +192,13 @@ def noise(release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale
         return skipped(name, "a game looks at it, at the audit's noise")
     if isinstance(mechanism, JointExponentialMechanism):
         draws, missed = draws // 4, "40 %"
-        found, power = _sequence_faults(release, mechanism, draws)
+        faults, power = _sequence_faults(release, mechanism, draws)
     elif mechanism.norm == "l2":
-        missed, (found, power) = "10 %", _vector_faults(release, draws // _VALUES)
+        missed, (faults, power) = "10 %", _vector_faults(release, draws // _VALUES)
     else:
-        missed, (found, power) = "25 %", _index_faults(release, draws)
+        missed, (faults, power) = "25 %", _index_faults(release, draws)
     blind = (f"noise of which less than about {missed} is missing",)
-    return _result(name, found, runs=draws, power=power, power_for=HALF, blind=blind)
+    return result_of(name, faults, runs=draws, power=power, power_for=HALF, blind=blind)
 
 
 def _made_up(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
@@ -220,13 +213,13 @@ def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], floa
     total = _made_up(release, [0.0] * _VALUES)
     scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
     values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
-    found = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
+    faults = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
     fits = _Fits(3)
-    found += fits.variance("all values", values.ravel())
-    found += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
-    found += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
+    faults += fits.variance("all values", values.ravel())
+    faults += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
+    faults += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
     power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 6, values.size), values.size)
-    return found, float(power)
+    return faults, float(power)
 
 
 def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
@@ -240,9 +233,9 @@ def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float
     )
     lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
     coins, fits = np.array(lost), _Fits(2)
-    found = fits.binomial("the worse of two candidates wins", coins, chance)
-    found += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
-    return found, _too_few(releases, chance, halved)
+    faults = fits.binomial("the worse of two candidates wins", coins, chance)
+    faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved)
 
 
 def _too_few(size: int, chance: float, true: float) -> float:
@@ -263,11 +256,11 @@ def _sequence_faults(
     gap = float(max(1, min(round(scale * (1.0 + math.log(length))), 10_000)))
     total = _made_up(release, [gap] * length + [0.0])
     weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
-    held = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
-    coins, fits, chance = np.array(held), _Fits(2), weight / (1.0 + weight)
-    found = fits.binomial("a sequence holds the smaller count", coins, chance)
-    found += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
-    return found, _too_few(releases, chance, halved / (1.0 + halved))
+    holds = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
+    coins, fits, chance = np.array(holds), _Fits(2), weight / (1.0 + weight)
+    faults = fits.binomial("a sequence holds the smaller count", coins, chance)
+    faults += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved / (1.0 + halved))
 
 
 class _Fits:
@@ -309,33 +302,8 @@ def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
 
 
 def freshness(ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: fresh for every answer") -> AuditResult:
-    """Checks that the answer to one question, at a tie, is a fair coin that is thrown anew each time.
-
-    Args:
-      ask: asks once; whether the first of two equal candidates won.
-      runs: how often to ask.
-      name: of the check.
-    """
+    """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
     coins = [ask() for _ in range(runs)]
-    found = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
+    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
     blind = ("coins that repeat in another process, or after a fork",)
-    return _result(name, found, runs=runs, power=None, blind=blind)
-
-
-def _result(
-    check: str, found: list[str], *, runs: int, power: float | None, blind: tuple[str, ...], power_for: str = HALF
-) -> AuditResult:
-    told = tuple(dict.fromkeys(found))[:4]
-    weak = power is not None and power < POWER and not told
-    if weak:
-        told = (f"{power_for} would be seen with a chance of {power:.2f} only",)
-    verdict: Verdict = "violated" if found else "undecided" if weak else "sound"
-    return AuditResult(
-        check=check,
-        verdict=verdict,
-        runs=runs,
-        power=power,
-        power_for=power_for,
-        details=told,
-        blind_to=blind,
-    )
+    return result_of(name, faults, runs=runs, blind=blind)

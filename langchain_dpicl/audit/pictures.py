@@ -1,8 +1,6 @@
-"""Pictures of audits and of utility: ROC curves, score histograms, claimed and audited epsilon. [extra: plot]
+"""Draws ROC curves, score histograms, and claimed against audited epsilon; needs the extra `plot`."""
 
-Draws what results say and computes no bound. A picture of membership scores is NOT PRIVATE, and says so. matplotlib is
-imported when a picture is drawn, without a display.
-"""
+# A picture of membership scores is NOT PRIVATE, and says so. matplotlib is imported when a picture is drawn.
 
 from __future__ import annotations
 
@@ -228,12 +226,12 @@ def plot_utility(
     Raises:
       ConfigurationError: matplotlib is not installed, or there is no row.
     """
-    found = [Utility(*row) for row in rows]
-    _some("rows", found)
-    datasets = list(dict.fromkeys(row.dataset for row in found))
-    methods = list(dict.fromkeys(row.method for row in found))
-    curves = list(dict.fromkeys(row.method for row in found if 0 < row.epsilon < math.inf))
-    styles = _method_colors(found, methods)
+    points = [Utility(*row) for row in rows]
+    _some("rows", points)
+    datasets = list(dict.fromkeys(row.dataset for row in points))
+    methods = list(dict.fromkeys(row.method for row in points))
+    curves = list(dict.fromkeys(row.method for row in points if 0 < row.epsilon < math.inf))
+    styles = _method_colors(points, methods)
     columns = 2 if len(datasets) == 4 else min(_COLUMNS, len(datasets))
     lines = -(-len(datasets) // columns)
     figure = _figure(max(4.1 * columns, 5.0), 3.1 * lines + 0.7 + 0.08 * len(methods))
@@ -243,12 +241,12 @@ def plot_utility(
         axes.set_visible(place < len(datasets))
     for place, (axes, dataset) in enumerate(zip(panels.flat, datasets, strict=False)):
         for method in methods:
-            own = [row for row in found if (row.dataset, row.method) == (dataset, method)]
+            own = [row for row in points if (row.dataset, row.method) == (dataset, method)]
             if own:
                 aside = _STEP ** (curves.index(method) - (len(curves) - 1) / 2) if method in curves else 1.0
                 handles.setdefault(method, _draw_method(axes, own, styles[method], aside=aside))
         axes.set_title(dataset, loc="left", fontsize=10, color=_INK)
-        _epsilon_axis(axes, found)
+        _epsilon_axis(axes, points)
         if place % columns == 0:
             axes.set_ylabel("accuracy")
         if place + columns >= len(datasets):
@@ -299,15 +297,15 @@ def _method_colors(rows: Sequence[Utility], methods: Sequence[str]) -> Mapping[s
 
 def _colors(results: Sequence[MembershipResult]) -> list[str]:
     warm, cold = 0, 0
-    found = []
+    colors = []
     for result in results:
         if result.claim is None:
-            found.append(_LEAKS[warm % len(_LEAKS)])
+            colors.append(_LEAKS[warm % len(_LEAKS)])
             warm += 1
         else:
-            found.append(_COLORS[cold % len(_COLORS)])
+            colors.append(_COLORS[cold % len(_COLORS)])
             cold += 1
-    return found
+    return colors
 
 
 def _claims(results: Sequence[MembershipResult]) -> list[Claim]:

@@ -1,7 +1,6 @@
-"""The worst engines for privacy: a prompt's first record says what its row is, exactly. Know no noise and no ledger.
+"""Adversarial backends that copy the first record of a prompt into its row."""
 
-They take the place of the model in every audit, offline: a real model tells records apart worse than they do.
-"""
+# They replace the model in every audit: no real model distinguishes records better.
 
 from __future__ import annotations
 
@@ -68,14 +67,14 @@ class ReadVotes(Spied):
     def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices]: log-probabilities."""
         self.note(prompts)
-        said = [said_in(prompt) for prompt in prompts]
+        records = [said_in(prompt) for prompt in prompts]
         if self._spies:
-            self.prompts.append(["|".join(one) for one in said])
-        rows = [_log_votes(one[0] if one else "", len(choices)) for one in said]
+            self.prompts.append(["|".join(one) for one in records])
+        rows = [_log_votes(one[0] if one else "", len(choices)) for one in records]
         return np.array(rows, dtype=np.float64).reshape(len(prompts), len(choices))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable."""
+        """Async version of `score_choices`."""
         return self.score_choices(prompts, choices)
 
 
@@ -106,8 +105,8 @@ class ReadTokens(Spied, FakeBackend):
 
     def logits_of(self, prompt: str) -> tuple[float, ...]:
         """Returns the logits of `TOKENS` after a prompt; of several records the one with the largest number speaks."""
-        said = [numbers(one) for one in said_in(prompt)]
-        return max(said, default=self._public)
+        records = [numbers(one) for one in said_in(prompt)]
+        return max(records, default=self._public)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session."""
@@ -175,7 +174,7 @@ class ReadAnswers(Spied):
         return [(said_in(prompt) or [self._public])[0] for prompt in prompts]
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async version of `complete`."""
         return self.complete(prompts, max_tokens=max_tokens, stop=stop)
 
 
@@ -242,7 +241,7 @@ class ReadGradients(Spied):
         *,
         add: Callable[[Any], None],
     ) -> None:
-        """Is `gradients`, awaitable."""
+        """Async version of `gradients`."""
         await asyncio.sleep(0)
         self.gradients(parameters, groups, add=add)
 

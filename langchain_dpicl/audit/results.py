@@ -1,13 +1,14 @@
-"""What an audit says: frozen results with a verdict each, and the report of all of them. Knows no component."""
+"""Frozen audit results with a verdict each, and their report."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.audit.bounds import ALARM, POWER
 from langchain_dpicl.exceptions import DPICLError
 
 Verdict: TypeAlias = Literal["sound", "violated", "undecided", "skipped", "failed"]
@@ -96,6 +97,33 @@ class AuditResult:
         return "; ".join([*parts, *self.details])
 
 
+def result_of(
+    check: str,
+    faults: Iterable[str],
+    *,
+    runs: int,
+    blind: tuple[str, ...],
+    power: float | None = None,
+    power_for: str = HALF,
+    is_certain: bool = False,
+) -> AuditResult:
+    """Returns the result of a check that lists faults; `is_certain` where no chance is involved."""
+    details = tuple(dict.fromkeys(faults))[:4]
+    verdict: Verdict = "violated" if details else "sound"
+    if power is not None and power < POWER and not details:
+        verdict, details = "undecided", (f"{power_for} would be seen with a chance of {power:.2f} only",)
+    return AuditResult(
+        check=check,
+        verdict=verdict,
+        confidence=1.0 if is_certain else 1.0 - ALARM,
+        runs=runs,
+        power=power,
+        power_for=power_for,
+        details=details,
+        blind_to=blind,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
     """All that an audit found.
@@ -115,12 +143,12 @@ class AuditReport:
     @property
     def verdict(self) -> Verdict:
         """The worst of all verdicts; what was skipped has none."""
-        found = {result.verdict for result in self.results}
+        verdicts = {result.verdict for result in self.results}
         worst: tuple[Verdict, ...] = ("violated", "failed")
         for verdict in worst:
-            if verdict in found:
+            if verdict in verdicts:
                 return verdict
-        return "sound" if "sound" in found and "undecided" not in found else "undecided"
+        return "sound" if "sound" in verdicts and "undecided" not in verdicts else "undecided"
 
     @property
     def ok(self) -> bool:

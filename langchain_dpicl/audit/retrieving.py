@@ -1,8 +1,7 @@
-"""Checks of answers from retrieved documents: games over whole runs of queries, until units are exhausted and beyond.
+"""Checks answers from retrieved documents in games over whole runs of queries."""
 
-A trial is a run: the adversary asks a fresh component one query after the other, each chosen by the answers so far, and
-adds the noisy votes up. All of it has to stay below the one event that is charged, however long it is.
-"""
+# A trial is a run: the adversary asks a fresh component one query after the other, each chosen by the answers so far,
+# and adds up the noisy votes. However long the run is, it has to stay below the one event that is charged.
 
 from __future__ import annotations
 
@@ -49,21 +48,16 @@ class ReadTopics(Embeddings):
 
 
 def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunnable:
-    """Builds the component over units that vote as they say, where they are near.
-
-    Args:
-      units: of each its vote and where it lies, such as "1,0 a 0.9".
-      **options: of `from_private_examples`.
-    """
-    given: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
-    if given["rows"] == "slots":
-        given.setdefault("num_slots", _CROWD + 1)
-    given.pop("adjacency", None)
-    said = [unit.split(" ", 1) for unit in units]
+    """Builds the component over units given as vote and place, such as "1,0 a 0.9"."""
+    arguments: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
+    if arguments["rows"] == "slots":
+        arguments.setdefault("num_slots", _CROWD + 1)
+    arguments.pop("adjacency", None)
+    parts = [unit.split(" ", 1) for unit in units]
     return DPRetrievalVotingRunnable.from_private_examples(
-        PrivateExamples([{"text": place, "vote": vote} for vote, place in said], fields=("vote",), public_size=1),
-        llm=given.pop("llm", None) or ReadVotes(),
-        embeddings=given.pop("embeddings", None) or ReadTopics(),
+        PrivateExamples([{"text": place, "vote": vote} for vote, place in parts], fields=("vote",), public_size=1),
+        llm=arguments.pop("llm", None) or ReadVotes(),
+        embeddings=arguments.pop("embeddings", None) or ReadTopics(),
         labels=("yes", "no"),
         similarity_threshold=0.5,
         budget=Budget(epsilon=_EPSILON, delta=1e-6),
@@ -74,7 +68,7 @@ def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunna
         min_votes=None,
         with_scores=True,
         memo_size=0,
-        **given,
+        **arguments,
     )
 
 
@@ -142,11 +136,7 @@ class RetrievingSide:
 
 
 def retrieval_cases(*, rows: str) -> Iterator[RetrievalGame]:
-    """Yields the worst cases of runs, and those in which published ways of retrieval leak.
-
-    Args:
-      rows: "units" or "slots".
-    """
+    """Yields the worst cases of runs, and those in which published ways of retrieval leak."""
     options: dict[str, Any] = {"rows": rows, "noise_multiplier": _NOISE}
     scale = _NOISE * (1.0 if rows == "units" else math.sqrt(2.0))
     mine, long = f"{YES} a 1", float(_LONG[rows])
@@ -255,12 +245,12 @@ def nothing_shown(rows: str) -> AuditResult:
         shown = [repr(made), str(made.filter), str(made.filter.participants), repr(told), repr(made.plan)]
         lines = [(line.kind, {**line.body, "nonce": ""}) for line in made.budget._desk.store.records()]  # noqa: SLF001  to be audited
         seen.append([*shown, repr([(kind, body) for kind, body in lines if kind != "bind"])])
-    found = [] if seen.count(seen[0]) == len(seen) else ["what is shown differs with who has a participation left"]
+    faults = [] if seen.count(seen[0]) == len(seen) else ["what is shown differs with who has a participation left"]
     return AuditResult(
         check=check,
-        verdict="violated" if found else "sound",
+        verdict="violated" if faults else "sound",
         runs=len(seen),
         confidence=1.0,
-        details=tuple(found),
+        details=tuple(faults),
         blind_to=("time", "what a provider sees"),
     )

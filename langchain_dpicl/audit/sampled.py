@@ -1,8 +1,6 @@
-"""Who is in a sample, as the engine sees it: once at most, as often as is charged, and anew for every release.
+"""Checks sampling as the backend sees it: at most once per unit, at the charged rate, anew for each release."""
 
-The front room itself runs, and its engine counts the prompts that hold a record. `parts` asks the same of the plan's
-sampler alone, at its own rate.
-"""
+# The component itself runs, and its backend counts the prompts that hold a record. `parts` checks the sampler alone.
 
 from __future__ import annotations
 
@@ -60,8 +58,8 @@ def of_dpsgd(runs: int, **options: Any) -> Presences:
     """Yields presences of training steps."""
     engine = ReadGradients(1)
     size = options.pop("public_size")
-    given = {key: value for key, value in options.items() if key in {"adjacency", "noise_multiplier"}}
-    steps = training_of(("0:1",), runs, engine=engine, public_size=size, expected_batch_size=1, **given)
+    arguments = {key: value for key, value in options.items() if key in {"adjacency", "noise_multiplier"}}
+    steps = training_of(("0:1",), runs, engine=engine, public_size=size, expected_batch_size=1, **arguments)
     made = steps.stream(progress=False)
     return _asked(engine, lambda: next(made), runs)
 
@@ -76,16 +74,9 @@ PRESENCES: Mapping[str, Callable[..., Presences]] = {
 
 
 def inclusion(method: str, options: Mapping[str, Any], *, runs: int = 160, name: str = "") -> AuditResult:
-    """Checks that a unit that joins half of the samples does, by a fair coin for every release, and once at most.
-
-    Args:
-      method: a key of `PRESENCES`.
-      options: of the component: mechanism, rows, adjacency.
-      runs: releases to look at.
-      name: of the check.
-    """
-    found = list(PRESENCES[method](runs, **{**options, "public_size": 2, "num_slots": 1}))
-    return judged(found, name=name or "samples: drawn anew, at the charged rate, as the engine sees them")
+    """Checks that a unit is in half of the samples, by a fair coin for every release, and at most once in each."""
+    presences = list(PRESENCES[method](runs, **{**options, "public_size": 2, "num_slots": 1}))
+    return judged(presences, name=name or "samples: drawn anew, at the charged rate, as the engine sees them")
 
 
 def judged(presences: Sequence[int], *, name: str) -> AuditResult:
@@ -105,8 +96,8 @@ def judged(presences: Sequence[int], *, name: str) -> AuditResult:
 
 def one_place(method: str, options: Mapping[str, Any], *, runs: int = 40, name: str = "") -> AuditResult:
     """Checks that a unit that is in every sample stands in one of three slots, and in one only."""
-    found = list(PRESENCES[method](runs, **{**options, "public_size": 3, "num_slots": 3}))
-    problems = [f"a unit stands in {count} slots of one sample" for count in sorted(set(found) - {1})]
+    presences = list(PRESENCES[method](runs, **{**options, "public_size": 3, "num_slots": 3}))
+    problems = [f"a unit stands in {count} slots of one sample" for count in sorted(set(presences) - {1})]
     return AuditResult(
         check=name or "slots: a unit is seen in one prompt",
         verdict="violated" if problems else "sound",

@@ -1,7 +1,6 @@
-"""What an attack's scores are worth: ROC curves, areas, rates, bands, what epsilon allows. Knows no record, no model.
+"""Computes ROC curves, areas, rates and confidence bands of attack scores, and what epsilon allows."""
 
-A higher score says "member". All rates are shares of members or non-members, in [0, 1].
-"""
+# A higher score says "member". All rates are shares of members or non-members, in [0, 1].
 
 from __future__ import annotations
 
@@ -252,18 +251,18 @@ def checked_scores(name: str, scores: ArrayLike) -> Floats:
     Raises:
       ConfigurationError: there are none, or one is NaN. No message holds a score.
     """
-    found = np.asarray(scores, dtype=np.float64).ravel()
-    if not found.size or np.isnan(found).any():
-        raise fail(name, "at least one score, none of them NaN", f"{found.size} scores")
-    return found
+    array = np.asarray(scores, dtype=np.float64).ravel()
+    if not array.size or np.isnan(array).any():
+        raise fail(name, "at least one score, none of them NaN", f"{array.size} scores")
+    return array
 
 
 def _grouped(name: str, scores: ArrayLike) -> Floats:
-    found = np.asarray(scores, dtype=np.float64)
-    if found.ndim != 2:
-        raise fail(name, "scores by group, float[groups, n]", f"{found.ndim} axes")
-    checked_scores(name, found)
-    return found
+    array = np.asarray(scores, dtype=np.float64)
+    if array.ndim != 2:
+        raise fail(name, "scores by group, float[groups, n]", f"{array.ndim} axes")
+    checked_scores(name, array)
+    return array
 
 
 def _thresholds(scores: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

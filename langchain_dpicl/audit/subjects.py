@@ -1,8 +1,7 @@
-"""What is audited: a plan, as `dpicl plan --json` shows it or as a component holds it, and what is claimed of it.
+"""Rebuilds the audited plan from its JSON or from a component, with what is claimed of it."""
 
-A plan's JSON is rebuilt with the package's own planner, at the noise that it states, so that its epsilon is computed
-again. Knows public numbers only: of a component its plan and its ledger are read, its records never.
-"""
+# The package's own planner rebuilds it at the stated noise, so that epsilon is computed again. Of a component only plan
+# and ledger are read, never its records.
 
 from __future__ import annotations
 
@@ -221,13 +220,13 @@ def _pate(plan: Mapping[str, Any]) -> LabellingPlan:
 
 def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
     names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
-    given = {name: plan.get(name) for name in names}
+    arguments = {name: plan.get(name) for name in names}
     if plan["mechanism"] != "clip_and_blend":
-        given |= {"blend_weight": None, "center": None}
+        arguments |= {"blend_weight": None, "center": None}
     return plan_generation(
         {row["label"]: row["public_size"] for row in plan["labels"]},
         **_terms(plan),
-        mechanism=TokenRule(plan["mechanism"], **given),
+        mechanism=TokenRule(plan["mechanism"], **arguments),
         design=_design(plan),
         redraw_every=plan["redraw_every"],
         shots_per_label=plan["shots_per_label"],
@@ -275,8 +274,10 @@ def _retrieval(plan: Mapping[str, Any]) -> RetrievalPlan:
 def _documents(plan: Mapping[str, Any]) -> DocumentsPlan:
     topics, texts = count_release(plan["topics"]), _generation(plan["generation"])
     made = DocumentsPlan(topics, texts, plan["least_units"], "a plan", 0.0, plan["delta"])
-    left = effective_delta(made.delta, made.implementation_delta)
-    return dataclasses.replace(made, epsilon=epsilon_upper_bound(made.event(), delta=left, adjacency=topics.adjacency))
+    remaining = effective_delta(made.delta, made.implementation_delta)
+    return dataclasses.replace(
+        made, epsilon=epsilon_upper_bound(made.event(), delta=remaining, adjacency=topics.adjacency)
+    )
 
 
 _REBUILT: dict[str, Any] = {

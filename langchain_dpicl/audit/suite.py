@@ -1,8 +1,7 @@
-"""Audits one configuration: which checks it needs, played one after the other. The room's front door.
+"""Selects and runs the checks of one configuration."""
 
-The records are made up and the model is a fake that tells them apart as well as can be, so nothing private is read and
-nothing of the budget is spent.
-"""
+# Records are made up and the model is a fake that distinguishes them perfectly: nothing private is read, and nothing of
+# the budget is spent.
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ ONE_RUN = "one run, many canaries"
 
 
 class Check(NamedTuple):
-    """One check: what its result is called if there is none, and how it is played."""
+    """One check: the name of its result, and the function that makes it."""
 
     name: str
     play: Callable[[], AuditResult]
@@ -106,7 +105,7 @@ def assert_private(subject: Any, *, allow_undecided: bool = False, **options: An
 
 
 def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
-    """Plays one check after the other; what one of them raises does not take the results of the others along."""
+    """Runs the checks one after the other; an exception in one leaves the results of the others."""
     while True:
         try:
             check = _alone(lambda: next(checks, None))
@@ -123,13 +122,13 @@ def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
 
 
 def _failed(check: str, error: Exception) -> AuditResult:
-    """Returns the result of a check that did not come to its end: the class of what it raised, and none of its text."""
+    """Returns the result of a check that raised: the class of the exception, none of its text."""
     why = f"it raised {type(error).__name__}, so nothing is known of what it looks at"
     return AuditResult(check=check, verdict="failed", confidence=1.0, details=(why,))
 
 
 def _alone(action: Callable[[], T]) -> T:
-    """Runs something away from the caller's context, which may hold a budget and handlers that count every run."""
+    """Runs an action outside the caller's context, which may hold a budget and handlers that count runs."""
 
     def untraced() -> T:
         with tracing_context(enabled=False):
@@ -168,7 +167,7 @@ def _rows_of(subject: Subject) -> ReleasePlan:
 
 
 def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[Check]:
-    """Yields what is looked at in samples, rows and their noise."""
+    """Yields the checks of samples, rows and noise."""
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
@@ -191,7 +190,7 @@ def _freshness(subject: Subject) -> AuditResult:
 
 
 def _score_checks(subject: Subject) -> Iterator[Check]:
-    """Yields what is looked at where noisy votes leave."""
+    """Yields the checks of released scores."""
     release = _rows_of(subject)
     if subject.options.get("with_scores"):
         shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
@@ -202,7 +201,7 @@ def _score_checks(subject: Subject) -> Iterator[Check]:
 
 
 def _one_run(options: dict[str, Any]) -> AuditResult:
-    """Trains with canaries where they could refute the claim."""
+    """Trains with canaries if they could refute the claim."""
     if not can_refute(options):
         why = "more is claimed than its guesses could refute, even without any noise"
         return parts.skipped(ONE_RUN, why)
@@ -210,7 +209,7 @@ def _one_run(options: dict[str, Any]) -> AuditResult:
 
 
 def _sample_checks(subject: Subject) -> Iterator[Check]:
-    """Yields what an engine sees of samples; fixed teachers have none, and one deal or sample serves many releases."""
+    """Yields the checks of samples as the backend sees them, if every release draws a sample of its own."""
     release, design = _rows_of(subject), getattr(subject.plan, "design", None)
     is_kept = getattr(subject.plan, "teachers", "fresh") != "fresh" or subject.method == "evolution"
     if is_kept or (design is not None and design.sampling != "poisson"):
@@ -250,9 +249,9 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
         return tuple(cases.free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
     if subject.method == "generation":
         rule = subject.plan.rule  # type: ignore[union-attr]
-        given = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
-        kept = {key: value for key, value in given.items() if value is not None}
-        return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=kept, **shape))
+        terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
+        rule_terms = {key: value for key, value in terms.items() if value is not None}
+        return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape))
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 
@@ -263,13 +262,6 @@ def _other_games(subject: Subject, release: CountPlan | ParticipationPlan) -> tu
     if isinstance(subject.plan, DocumentsPlan):
         return (*documenting.document_games(adjacency=release.adjacency), *games_of(subject.texts))
     return tuple(counting.count_games(adjacency=release.adjacency))
-
-
-def _unsampled_games(release: CountPlan | ParticipationPlan) -> Iterator[Game]:
-    if isinstance(release, CountPlan):
-        yield from counting.count_games(adjacency=release.adjacency)
-    else:
-        yield from retrieving.retrieval_cases(rows=release.row_shape)
 
 
 def _vote_games(
@@ -299,16 +291,16 @@ def _space(subject: Subject) -> str:
 
 
 def _coin_of(subject: Subject) -> Callable[[], bool] | None:
-    """Returns what asks a component with two equal candidates once; None where its games tell as much."""
+    """Returns a query with two equal candidates; None where the games reveal as much."""
     mechanism = _rows_of(subject).mechanism.name
     if subject.method not in {"voting", "pate"} or mechanism == ConfidentGNMaxMechanism.name:
         return None
     runs = 200
-    given = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
+    arguments = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
     if subject.method == "voting":
-        voter = voter_of((), max_queries=runs, **given)
+        voter = voter_of((), max_queries=runs, **arguments)
         return lambda: voter.invoke(QUERY) == "yes"
-    entries = labeler_of((), runs, **given).stream(progress=False)
+    entries = labeler_of((), runs, **arguments).stream(progress=False)
     return lambda: next(entries).label == "yes"
 
 

@@ -1,4 +1,4 @@
-"""Games against `PromptDPSGD`: what released weights tell apart, step by step, and which canaries a whole run knew."""
+"""Games against `PromptDPSGD`: released weights step by step, and canaries of a whole run."""
 
 from __future__ import annotations
 
@@ -114,22 +114,22 @@ def canaries(
     present = SYSTEM_RANDOM.uniform(count) < 0.5
     run = _trained(present, dict(run_options))
     right = right_guesses(run.weights, present, guesses)
-    found, seen, claimed, unit = _proved(run.plan, right, guesses, count)
+    proved, seen, claimed, unit = _proved(run.plan, right, guesses, count)
     is_exact = mu_squared(run.plan.event()) is not None
     seen_right, is_seen = _without_noise(run.plan, count)
-    told = f"{right} of {guesses} guesses were right"
+    words = f"{right} of {guesses} guesses were right"
     blind = f"without any noise {seen_right} would be, which proves too little to tell"
     return AuditResult(
         check=name,
-        verdict="violated" if found > claimed else "sound" if is_seen else "undecided",
+        verdict="violated" if proved > claimed else "sound" if is_seen else "undecided",
         lower_bound=seen,
         claimed_epsilon=run.plan.epsilon if is_exact else claimed,
         delta=run.plan.delta if is_exact else one_run.TINY_DELTA,
-        found=found,
+        found=proved,
         claimed=claimed,
         unit=unit,
         runs=1,
-        details=(told,) if is_seen or found > claimed else (told, blind),
+        details=(words,) if is_seen or proved > claimed else (words, blind),
         blind_to=("noise that is too small, by less than a factor of ten and more: one run is a blunt tool",),
     )
 
@@ -151,8 +151,8 @@ def _without_noise(plan: TrainingPlan, count: int) -> tuple[int, bool]:
     """Returns how many guesses are right without any noise, at least, and whether so many refute the claim."""
     share = 1.0 - (1.0 - plan.sampling_rate) ** plan.steps
     right = right_without_noise(share, count=count, is_replaced=plan.release.adjacency == "replace_one")
-    found, _, claimed, _ = _proved(plan, right, count // 2, count)
-    return right, found > claimed
+    proved, _, claimed, _ = _proved(plan, right, count // 2, count)
+    return right, proved > claimed
 
 
 def right_without_noise(share: float, *, count: int, is_replaced: bool = False) -> int:
@@ -168,22 +168,17 @@ def right_without_noise(share: float, *, count: int, is_replaced: bool = False) 
     """
     half, seen = count // 4, count * share / 2
     drawn = max(0.0, seen - 5.0 * math.sqrt(seen * (1.0 - share / 2)))
-    found = min(half, math.floor(drawn))
+    present = min(half, math.floor(drawn))
     absent = 0.5 if is_replaced else 1.0 / (2.0 - share)
-    sides = [(half - found, 1.0 - absent), (half - found if is_replaced else half, absent)]
+    sides = [(half - present, 1.0 - absent), (half - present if is_replaced else half, absent)]
     mean = sum(size * chance for size, chance in sides)
     spread = math.sqrt(sum(size * chance * (1.0 - chance) for size, chance in sides))
-    certain = 2 * found if is_replaced else found
+    certain = 2 * present if is_replaced else present
     return certain + max(0, math.floor(mean - 5.0 * spread))
 
 
 def can_refute(options: dict[str, Any], *, count: int = CANARIES) -> bool:
-    """Returns whether the claim of such a run is small enough for canaries to refute it if there were no noise.
-
-    Args:
-      options: as of `canaries`, with a noise multiplier.
-      count: canaries.
-    """
+    """Returns whether canaries could refute the claim of such a run if there were no noise."""
     plan = plan_training(
         count,
         epsilon=None,

@@ -1,4 +1,4 @@
-"""Scores that left, again and again for one question: has every one of them the claimed noise, fresh each time?"""
+"""Checks that released scores have the claimed noise, fresh for each answer to the same query."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def faults(answers: Sequence[Any], votes: Sequence[float], scale: float) -> set[
     noise = values - np.array(votes)
     step = 2.0 ** (math.floor(math.log2(scale)) - 16)
     best = [max(answer.scores, key=answer.scores.get) for answer in answers]
-    found = {name for name, pvalues in _pvalues(noise / scale).items() if min(pvalues) < ALARM / (3 * len(pvalues))}
-    found |= {"repeats"} if len({row.tobytes() for row in noise}) < len(noise) else set()
-    found |= {"grid"} if (values % step).any() else set()
-    return found | ({"label"} if [answer.label for answer in answers] != best else set())
+    names = {name for name, pvalues in _pvalues(noise / scale).items() if min(pvalues) < ALARM / (3 * len(pvalues))}
+    names |= {"repeats"} if len({row.tobytes() for row in noise}) < len(noise) else set()
+    names |= {"grid"} if (values % step).any() else set()
+    return names | ({"label"} if [answer.label for answer in answers] != best else set())
 
 
 def _pvalues(noise: NDArray[np.float64]) -> dict[str, list[float]]:
@@ -63,13 +63,13 @@ def released_scores(*, rows: str, adjacency: str, runs: int = 200) -> AuditResul
     is_moved = rows == "slots" or adjacency == "replace_one"
     options = {"rows": rows, "adjacency": adjacency, "with_scores": True, "noise_multiplier": 0.7}
     voter = voter_of(("1,0,0,0",), labels=_FOUR, max_queries=runs, **options)
-    found = faults(
+    problems = faults(
         [voter.invoke(QUERY) for _ in range(runs)], (1, 0, 0, 0), 0.7 * (math.sqrt(2.0) if is_moved else 1.0)
     )
     return AuditResult(
         check="scores: the claimed noise on every label, fresh for every answer",
-        verdict="violated" if found else "sound",
+        verdict="violated" if problems else "sound",
         runs=runs,
-        details=tuple(sorted(found)),
+        details=tuple(sorted(problems)),
         blind_to=("scales that are wrong by less than about 15 %",),
     )

@@ -1,4 +1,4 @@
-"""Games against `DemonstrationSynthesizer`: what generated tokens tell apart, with every mechanism."""
+"""Games against `DemonstrationSynthesizer`: generated tokens, with every mechanism."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class WritingSide:
 
     def play(self, runs: int) -> None:
         """Has so many texts more written."""
-        kept = self.game.kept
+        counted = self.game.kept
         for size in [_AT_ONCE] * (runs // _AT_ONCE) + [runs % _AT_ONCE] * (runs % _AT_ONCE > 0):
             self.synthesizer = self._built(size)
             texts = [text["text"] for text in self.synthesizer.stream(progress=False)]
             self.played += len(texts)
-            self.counts.update(text for text in texts if not kept or text in kept)
+            self.counts.update(text for text in texts if not counted or text in counted)
             (ticket,) = self.synthesizer.plan.tickets()
-            left = share_of(self.synthesizer).remaining(ticket.template)
-            self._unpaid |= left != ticket.max_count - len(texts)
+            remaining = share_of(self.synthesizer).remaining(ticket.template)
+            self._unpaid |= remaining != ticket.max_count - len(texts)
 
     def faults(self) -> Iterator[str]:
         """Yields a fault if the ledger holds another number of tickets than there were texts."""

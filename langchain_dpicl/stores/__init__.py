@@ -143,12 +143,12 @@ def as_place(where: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises:
       ConfigurationError: it is neither; the message does not quote it.
     """
-    given, where = hidden(where), ""  # crash reporters show the variables of a frame that raises
-    if not isinstance(given(), (str, os.PathLike)) or not isinstance(os.fspath(given()), str):
-        msg = f"expected a path, or an address such as postgresql://host/database, found {type(given()).__name__}."
+    place, where = hidden(where), ""  # crash reporters show the variables of a frame that raises
+    if not isinstance(place(), (str, os.PathLike)) or not isinstance(os.fspath(place()), str):
+        msg = f"expected a path, or an address such as postgresql://host/database, found {type(place()).__name__}."
         raise ConfigurationError(f"store: {msg}")
-    if is_address(given()) or not _looks_like_address(os.fspath(given())):
-        return given()
+    if is_address(place()) or not _looks_like_address(os.fspath(place())):
+        return place()
     raise ConfigurationError(
         "store: expected a path, or an address that starts with postgresql:// (nothing before it, small letters, no "
         "driver), found one of another spelling, which is not shown as it may hold a password. Write "
@@ -171,11 +171,11 @@ def _postgres() -> type[PostgresStore]:
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
-        found = error.name
+        missing = error.name
     else:
         return PostgresStore
     raise ConfigurationError(
-        f"store: expected the packages for PostgreSQL, found no {found}. Install langchain-dpicl[postgres]."
+        f"store: expected the packages for PostgreSQL, found no {missing}. Install langchain-dpicl[postgres]."
     )
 
 

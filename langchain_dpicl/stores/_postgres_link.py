@@ -1,9 +1,8 @@
-"""One object's connection to a PostgreSQL server: turns, time limits, loss, fork, and no password in sight.
+"""Connects to PostgreSQL with transactions that time out, survive lost connections and show no password."""
 
-Knows no table and no ledger. Statements go out in one text, which is one round trip (behind the driver's pipelines
-servers forget to throw out who hangs in a transaction). Whatever the driver says is read and dropped: its messages and
-frames may hold the password, so an error leaves here with our own words only.
-"""
+# Statements of a transaction go out in one text, one round trip: with the driver's pipelines, servers do not end a
+# session that idles in a transaction. What the driver raises is read and dropped, since its messages and frames may
+# hold the password; errors that leave this module have our own words only.
 
 from __future__ import annotations
 
@@ -184,15 +183,15 @@ class Link:
 
     def fault(self, wanted: str, error: Exception) -> LedgerError:
         """Returns our error for the driver's: its class and code, never its text but for known words."""
-        said = str(error)
-        words = getattr(error, "sqlstate", None) or next((words for words in _WORDS if words in said), "")
+        text = str(error)
+        words = getattr(error, "sqlstate", None) or next((words for words in _WORDS if words in text), "")
         code = f" ({words})" if words else ""
         foreign = isinstance(error, _FOREIGN) and not isinstance(error, errors.InsufficientPrivilege)
         kind, advice = LedgerUnavailableError, "Try again when the server can."
         if foreign:
             kind, advice = LedgerError, "Restore an untouched copy."  # type: ignore[assignment]
-        found = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."
-        return kind(f"{found} Nothing is granted. {advice}")
+        shown = f"{self.place}: expected {wanted}, found {type(error).__name__}{code}."
+        return kind(f"{shown} Nothing is granted. {advice}")
 
     def close(self) -> None:
         """Closes this process's connection when its turn comes; nothing can be asked afterwards. Again: nothing."""
@@ -327,8 +326,8 @@ def hidden(text: str) -> Callable[[], str]:
 def _read(secret: Callable[[], str], timeout: float) -> tuple[str, Callable[[], str]]:
     """Returns public words on the server, and the text to connect with, our defaults added."""
     if not isinstance(secret(), str):
-        found = type(secret()).__name__
-        raise ConfigurationError(f"conninfo: expected a text such as postgresql://host/database, found {found}.")
+        kind = type(secret()).__name__
+        raise ConfigurationError(f"conninfo: expected a text such as postgresql://host/database, found {kind}.")
     defaults = {
         "application_name": "langchain-dpicl",
         "connect_timeout": max(2, math.ceil(timeout)),
@@ -352,15 +351,15 @@ def _read(secret: Callable[[], str], timeout: float) -> tuple[str, Callable[[], 
 
 
 def _completed(secret: Callable[[], str], defaults: dict[str, Any]) -> Callable[[], str]:
-    given = conninfos.conninfo_to_dict(secret())
-    missing = {key: value for key, value in defaults.items() if key not in given}
+    values = conninfos.conninfo_to_dict(secret())
+    missing = {key: value for key, value in defaults.items() if key not in values}
     return hidden(conninfos.make_conninfo(secret(), **missing, client_encoding="utf8"))
 
 
 def _words(secret: Callable[[], str]) -> str:
     """Returns which server it is. What looks odd may be half of a mistyped password: then nothing is named."""
-    given = conninfos.conninfo_to_dict(secret())
-    host, port, name = (str(given.get(key) or "") for key in ("host", "port", "dbname"))
+    values = conninfos.conninfo_to_dict(secret())
+    host, port, name = (str(values.get(key) or "") for key in ("host", "port", "dbname"))
     if not (_SHOWABLE.fullmatch(host) and re.fullmatch(r"[\d,]*", port) and re.fullmatch(r"[\w.-]*", name)):
         return "PostgreSQL"
     at = f" at {host or 'its default host'}" + (f":{port}" if port else "")

@@ -1,8 +1,7 @@
-"""The tables of ledgers and anchors in PostgreSQL, version by version. Knows no connection, no rule of a ledger.
+"""Creates and migrates the tables of ledgers and anchors in PostgreSQL."""
 
-A version that was ever released is never changed: what comes later is added below. `setup()` brings a database up, in
-one transaction; opening a ledger only compares numbers.
-"""
+# A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
+# only compares version numbers.
 
 from __future__ import annotations
 
@@ -141,8 +140,8 @@ class Tables:
         """Returns the version of the tables; 0: there are none."""
         if not connection.execute(_IS_THERE, [self.schema]).fetchall():
             return 0
-        found = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
-        return int(found[0][0])
+        rows = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
+        return int(rows[0][0])
 
     def check_version(self, connection: Connection, where: str) -> None:
         """Refuses tables of another version.
@@ -150,11 +149,11 @@ class Tables:
         Raises:
           LedgerError: there are none, or older or newer ones.
         """
-        found, expected = self.version(connection), len(MIGRATIONS)
-        if found == expected:
+        version, expected = self.version(connection), len(MIGRATIONS)
+        if version == expected:
             return
-        advice = "Use a newer langchain-dpicl." if found > expected else "Run setup() once, as the tables' owner."
-        state = f"version {found}" if found else "none"
+        advice = "Use a newer langchain-dpicl." if version > expected else "Run setup() once, as the tables' owner."
+        state = f"version {version}" if version else "none"
         raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
 
     def migrate(self, connection: Connection, where: str) -> None:
@@ -167,18 +166,18 @@ class Tables:
             # Whatever the role's default: each statement has to see what stands once a lock is granted.
             connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
-            found = self.version(connection)
-            if found > len(MIGRATIONS):
+            version = self.version(connection)
+            if version > len(MIGRATIONS):
                 self.check_version(connection, where)
-            if found < len(MIGRATIONS):
-                self._raise_to_this_version(connection, found)
+            if version < len(MIGRATIONS):
+                self._raise_to_this_version(connection, version)
 
-    def _raise_to_this_version(self, connection: Connection, found: int) -> None:
+    def _raise_to_this_version(self, connection: Connection, version: int) -> None:
         # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
         if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchall():
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
-        if not found:
+        if not version:
             connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
-        for number, step in enumerate(MIGRATIONS[found:], start=found + 1):
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
             connection.execute(self.query(step))
             connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])

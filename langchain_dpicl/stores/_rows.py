@@ -1,8 +1,7 @@
-"""What stores of rows have in common: lines as rows, the last line, one transaction. Knows no database and no rule.
+"""Stores the lines of a ledger as rows, within one transaction, for every database."""
 
-A store keeps, beside the lines, the number and hash of the last one. Lines lost at the end, which no chain shows, are
-found by it; what is lost together with it is for an anchor to find.
-"""
+# The number and hash of the last line stand beside the lines. They reveal lines lost at the end, which the hash chain
+# cannot; where they are lost as well, only an anchor reveals it.
 
 from __future__ import annotations
 
@@ -53,11 +52,11 @@ def records_of(rows: Iterable[Sequence[Any]], *, after: int, head: Head) -> tupl
       LedgerError: a row is no line, or they are not the lines up to `head`.
     """
     records = tuple(_record_of(row) for row in rows)
-    found = [record.seq for record in records]
-    if found != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
+    numbers = [record.seq for record in records]
+    if numbers != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
         raise LedgerError(
             f"ledger: expected the lines {after + 1} to {head.seq} with no gap and no change, found "
-            f"{len(found)} of them or another end. Nothing is granted; restore an untouched copy."
+            f"{len(numbers)} of them or another end. Nothing is granted; restore an untouched copy."
         )
     return records
 

@@ -1,7 +1,6 @@
-"""The file of a SQLite ledger: its tables, how it is opened, and what is refused. Knows no record and no budget rule.
+"""Creates, opens and checks the SQLite file of a ledger."""
 
-Opening changes nothing in a file that is not ours: what it is comes first, and only then its journal mode.
-"""
+# The kind of the file is checked before its journal mode is set, so that opening changes nothing in a foreign file.
 
 from __future__ import annotations
 
@@ -167,42 +166,42 @@ def place_of(path: Path) -> Place:
     Raises:
       LedgerUnavailableError: none, or its folder cannot be read.
     """
-    found = _stat(path)
-    return Place(found.st_dev, found.st_ino)
+    status = _stat(path)
+    return Place(status.st_dev, status.st_ino)
 
 
 def found_at(path: Path) -> Place | None:
     """Returns which file `path` names, or None where it names none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return Place(found.st_dev, found.st_ino)
+    return Place(status.st_dev, status.st_ino)
 
 
 def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        found = error.strerror or type(error).__name__
+        reason = error.strerror or type(error).__name__
     advice = (
         "Check the path; a new ledger is made on purpose, never by opening one (SQLiteStore.new, dpicl ledger create)."
     )
-    raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({found}). {advice}")
+    raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({reason}). {advice}")
 
 
 def _check_file(path: Path) -> None:
     """Refuses what cannot be a ledger's file. Never opens it: closing would drop this process's locks."""
-    found = _stat(path)
+    status = _stat(path)
     fault = ""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         fault = "no plain file. Check the path."
-    elif found.st_size == 0:
+    elif status.st_size == 0:
         fault = (
             "an empty file: its making was cut short, or is going on. If it stays empty, remove it and make it anew."
         )
-    elif found.st_nlink != 1:
-        fault = f"{found.st_nlink} hard links to it, each of which would have a log of its own. Keep one."
+    elif status.st_nlink != 1:
+        fault = f"{status.st_nlink} hard links to it, each of which would have a log of its own. Keep one."
     if fault:
         raise LedgerError(f"ledger {path}: expected a ledger's file, found {fault}")
 
@@ -239,9 +238,9 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
         _use_log(connection, path)
         _migrate(connection, path)
         _check_schema(connection, path)
-        found = connection.execute("PRAGMA quick_check(1)").fetchall()
-        if found != [("ok",)]:
-            raise LedgerError(f"ledger {path}: broken ({found[0][0]}). Nothing is granted; restore an untouched copy.")
+        rows = connection.execute("PRAGMA quick_check(1)").fetchall()
+        if rows != [("ok",)]:
+            raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). Nothing is granted; restore an untouched copy.")
         return connection
 
 
@@ -256,8 +255,8 @@ def make_file(path: Path, *, timeout: float) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {found}.") from None
+        reason = error.strerror or type(error).__name__
+        raise LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {reason}.") from None
     try:
         _check_local(path)
         with errors_of(path), _connected(path, timeout=timeout) as connection:
@@ -302,21 +301,21 @@ def _connected(path: Path, *, timeout: float) -> Iterator[sqlite3.Connection]:
 
 
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
-    found = _number(connection, "application_id")
-    if not found and not _schema(connection):
+    mark = _number(connection, "application_id")
+    if not mark and not _schema(connection):
         raise LedgerError(
             f"ledger {path}: expected a ledger's file, found one without tables: its making was cut short, or is "
             "going on. If it stays so, remove it and make it anew."
         )
-    if found != _APPLICATION_ID:
+    if mark != _APPLICATION_ID:
         raise LedgerError(f"ledger {path}: expected a ledger's file, found another database. Check the path.")
 
 
 def _use_log(connection: sqlite3.Connection, path: Path) -> None:
-    found = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-    if found != "wal":
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
         advice = "Keep it on a local disk; use PostgreSQL for more than one host."
-        raise LedgerError(f"ledger {path}: expected a file system with a write-ahead log, found {found!r}. {advice}")
+        raise LedgerError(f"ledger {path}: expected a file system with a write-ahead log, found {mode!r}. {advice}")
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -1,13 +1,11 @@
-"""This process's hand on a SQLite file: one connection, one transaction at a time, and what a fork does to it.
+"""Keeps one connection to a SQLite ledger, safe under threads and forks."""
 
-Knows no ledger. A process that forks while a file is open hands SQLite's notes on its locks to the child, which then
-believes in locks that it does not hold, whichever connection it opens; the parent may remove the very log that the
-child writes to. So every file is closed before a fork, and what could not be closed is refused in the child.
-
-A process that opens and closes a file by hand drops its own locks on it. Others may then remove the log under an open
-connection, which goes on writing to a file without a name. So the log is looked at before and after each commit.
-Where it was removed, by them or by hand, what it holds is left as `_sqlite_logs` says.
-"""
+# A fork while a file is open copies SQLite's table of locks into the child, where every connection then relies on locks
+# that the child does not hold; the parent may also remove the log that the child writes to. So each file is closed
+# before a fork, and a file that could not be closed is refused in the child. A process that opens and closes a file by
+# other means drops its own locks on it. Another process may then remove the log under an open connection, which
+# continues to write to a file without a name. So the log is checked before and after each commit; `_sqlite_logs`
+# decides what happens to a removed log.
 
 from __future__ import annotations
 
@@ -212,8 +210,8 @@ class Link:
 
     def leave_removed_log(self, path: Path, place: Place) -> None:
         """Closes the file if it is the one at `path` and its log was removed; refuses while it is in use."""
-        held = self.held  # which another thread may be leaving just now
-        if self.connection is None or self.place != place or held is None or held.log == log_of(path):
+        files = self.held  # which another thread may be leaving just now
+        if self.connection is None or self.place != place or files is None or files.log == log_of(path):
             return
         if not self.lock.acquire(blocking=False):
             raise LedgerUnavailableError(
@@ -226,10 +224,10 @@ class Link:
 
     def before_fork(self) -> bool:
         """Closes the file until it is used again, unless it is in use; returns whether `lock` was taken."""
-        taken = self.lock.acquire(timeout=self.timeout)
-        if taken and self.connection is not None and not self.connection.in_transaction:
+        is_locked = self.lock.acquire(timeout=self.timeout)
+        if is_locked and self.connection is not None and not self.connection.in_transaction:
             self._drop()
-        return taken
+        return is_locked
 
     def in_child(self, *, was_at_rest: bool) -> None:
         """Forgets the threads of the parent; a connection left open, or being opened, is kept and refused."""

@@ -1,8 +1,7 @@
-"""The log beside a SQLite file: which files it is, who of this process holds them, what a removed one leaves behind.
+"""Tracks the write-ahead logs that this process has open, and handles removed ones."""
 
-Knows no budget rule and no transaction. What this process holds is never opened by other means: closing it again would
-drop SQLite's locks. What was removed is never written over what others wrote since.
-"""
+# Files that this process has open are never opened by other means: closing them would drop SQLite's locks. A removed
+# log is never written over what other processes wrote since.
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def _all_held() -> list[Held]:
     return [held for held in [found() for found in _HELD.valuerefs()] if held is not None]
 
 
-def leave(connection: sqlite3.Connection, held: Held | None) -> None:
+def leave(connection: sqlite3.Connection, files: Held | None) -> None:
     """Closes a connection.
 
     SQLite moves a log into its file when the last connection ends. Where the log was removed and others went on without
@@ -105,19 +104,19 @@ def leave(connection: sqlite3.Connection, held: Held | None) -> None:
     was granted is lost. Who opens the file between that look and the move is not seen.
     """
     try:
-        if held is not None and not held.is_whole:
-            _leave_removed(connection, held)
+        if files is not None and not files.is_whole:
+            _leave_removed(connection, files)
     finally:
         with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
             connection.close()
 
 
-def _leave_removed(connection: sqlite3.Connection, held: Held) -> None:
+def _leave_removed(connection: sqlite3.Connection, files: Held) -> None:
     """Moves a removed log where that harms nobody; whatever happens, closing will not."""
     try:
         with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):  # a file that cannot be read may hold others' work
             connection.rollback()
-            if _is_before(connection, held):
+            if _is_before(connection, files):
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     finally:
         _keep_from_moving(connection)
@@ -131,14 +130,14 @@ def _keep_from_moving(connection: sqlite3.Connection) -> None:
     connection.interrupt()
 
 
-def _is_before(connection: sqlite3.Connection, held: Held) -> bool:
+def _is_before(connection: sqlite3.Connection, files: Held) -> bool:
     """Whether the path still names the file, nobody has a new log, and the file holds a beginning of what we see."""
-    if found_at(held.path) != held.place or _has_newcomer(held):
+    if found_at(files.path) != files.place or _has_newcomer(files):
         return False
     # By SQLite itself, which knows of the locks; without the log, which is no longer there.
-    alone = sqlite3.connect(f"{held.path.as_uri()}?mode=ro&immutable=1", uri=True)
+    alone = sqlite3.connect(f"{files.path.as_uri()}?mode=ro&immutable=1", uri=True)
     try:
-        found = {number: tuple(rest) for number, *rest in alone.execute(_LEDGERS)}
+        saved = {number: tuple(rest) for number, *rest in alone.execute(_LEDGERS)}
         lines = set(alone.execute(_LINES))
         bound = set(alone.execute(_BINDINGS))
     finally:
@@ -147,8 +146,8 @@ def _is_before(connection: sqlite3.Connection, held: Held) -> bool:
     if not lines <= set(connection.execute(_LINES)) or not bound <= set(connection.execute(_BINDINGS)):
         return False
     # A ledger's row may have got limits and lines since, and its name is what it was.
-    is_beginning = all(number in known and _grew(row, known[number]) for number, row in found.items())
-    return is_beginning and not _has_newcomer(held)
+    is_beginning = all(number in known and _grew(row, known[number]) for number, row in saved.items())
+    return is_beginning and not _has_newcomer(files)
 
 
 def _grew(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
@@ -158,6 +157,6 @@ def _grew(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
     return same and isinstance(seq, int) and isinstance(new_seq, int) and seq <= new_seq
 
 
-def _has_newcomer(held: Held) -> bool:
+def _has_newcomer(files: Held) -> bool:
     """Whether somebody made a log or an index since. An empty one counts: its maker may have old pages in memory."""
-    return any(new is not None and new != old for new, old in zip(log_of(held.path), held.log, strict=True))
+    return any(new is not None and new != old for new, old in zip(log_of(files.path), files.log, strict=True))

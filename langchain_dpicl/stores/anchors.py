@@ -1,7 +1,6 @@
-"""An anchor in a file: how far each ledger has come, kept where a restored backup does not reach. Knows no ledger.
+"""Stores the last line of each ledger in a file, to detect a ledger that was restored from a backup."""
 
-Put the file on another disk than the ledger: an anchor that is restored together with its ledger tells nothing.
-"""
+# The file belongs on another disk than the ledger: an anchor that is restored together with it reveals nothing.
 
 from __future__ import annotations
 
@@ -109,13 +108,13 @@ class FileAnchor:
         """
         with self._alone():
             known = self._load()
-            found = known.get(ledger_id)
-            if found is not None and found.seq == seq and found.hash != head:
+            last = known.get(ledger_id)
+            if last is not None and last.seq == seq and last.hash != head:
                 raise LedgerRollbackError(
                     f"ledger {ledger_id}: line {seq} is anchored with another hash in {self.description}: the ledger "
                     "has two histories. Nothing is granted; find the copy that was used meanwhile."
                 )
-            if found is None or found.seq < seq:
+            if last is None or last.seq < seq:
                 self._save({**known, ledger_id: Head(seq, head)})
 
     def _load(self) -> dict[str, Head]:
@@ -262,5 +261,5 @@ def _parsed(data: bytes, path: Path) -> dict[str, Head]:
 
 
 def _unavailable(path: Path, error: OSError) -> LedgerUnavailableError:
-    found = error.strerror or type(error).__name__
-    return LedgerUnavailableError(f"anchor {path}: cannot be used now ({found}). Nothing is granted.")
+    reason = error.strerror or type(error).__name__
+    return LedgerUnavailableError(f"anchor {path}: cannot be used now ({reason}). Nothing is granted.")

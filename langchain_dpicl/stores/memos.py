@@ -1,13 +1,13 @@
-"""What release memos have in common: answers that were released, kept where they outlive the process.
+"""Defines the release memo: released answers that outlive the process."""
 
-Knows no record, no model, no budget rule and no framework. All that is kept is released, hence public. A key holds
-hashes alone: they spell neither who asked nor what, and confirm a guess; a memo is to be protected as its ledger is.
-"""
+# All content is released, hence public. Keys hold hashes only: they reveal neither tenant nor query but confirm a
+# guess, so a memo is to be protected as its ledger is.
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -138,11 +138,28 @@ class ReleaseMemo(Protocol):
         """
 
 
+class KeptMemo(ReleaseMemo):
+    """A memo in a file or database of our own, which bounds its answers and its turns."""
+
+    durable = True
+    _size: int
+    _turn: float
+
+    @property
+    def size(self) -> int:
+        """Answers kept of one component for one tenant."""
+        return self._size
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a turn lasts that is not taken again."""
+        return self._turn
+
+
 _WORDS = {
     "expected the ledger": "expected the memo",
     "expected a server for ledgers": "expected a server for memos",
     "expected an open store": "expected an open memo",
-    "ledger: expected": "expected",
 }
 
 
@@ -152,7 +169,7 @@ def memo_faults() -> Iterator[None]:
     try:
         yield
     except LedgerError as error:
-        words = str(error).replace(" Nothing is granted.", "").removeprefix("ledger ").removeprefix("memo ")
+        words = re.sub(r"^(ledger:?|memo) ", "", str(error).replace(" Nothing is granted.", ""))
         for ledgers, memos in _WORDS.items():
             words = words.replace(ledgers, memos)
         raise MemoError(f"memo {words}") from None
@@ -161,6 +178,7 @@ def memo_faults() -> Iterator[None]:
 __all__ = [
     "MOST_ANSWERS",
     "TURN_SECONDS",
+    "KeptMemo",
     "MemoKey",
     "ReleaseMemo",
     "checked",

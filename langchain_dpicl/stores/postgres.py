@@ -1,19 +1,18 @@
-"""Ledgers in PostgreSQL, for more than one host, and anchors there. Knows no budget rule and no component.
+"""Stores ledgers and anchors in PostgreSQL, for more than one host."""
 
-A transaction locks the ledger's own row, so writers follow one another over all processes and hosts. Lines wait in
-this process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
-"""
+# A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
+# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores._connected import Connected
 from langchain_dpicl.stores._postgres_link import Link, Query, Turn, hidden
 from langchain_dpicl.stores._postgres_schema import Tables
 from langchain_dpicl.stores._rows import Head, View, header_of, header_text, records_of, row_of
@@ -44,7 +43,7 @@ ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head W
 """
 
 
-class _Place:
+class _Place(Connected):
     """What a store and an anchor share: the server, the tables, the end."""
 
     def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
@@ -80,12 +79,6 @@ class _Place:
         """Closes the connection; nothing can be asked afterwards."""
         self._link.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
         with self._link.turn() as turn:
             return turn.look(queries)
@@ -93,15 +86,6 @@ class _Place:
     def __repr__(self) -> str:
         # Half made, where an argument was refused, it is shown by crash reporters.
         return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise LedgerError(f"{type(self).__name__}: expected to stay in its process, found pickle. Open another there.")
 
 
 class PostgresStore(_Place):
@@ -252,8 +236,8 @@ class PostgresStore(_Place):
     def transaction(self) -> Iterator[LedgerTransaction]:
         """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
         with self._link.turn() as turn, contextlib.ExitStack() as ends:
-            found, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
-            if found is None:
+            known, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if known is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
             rows = _Rows(head, turn, lambda after: (self._lines, [self._name, after]), self._bound)
             view = View(rows)
@@ -264,11 +248,11 @@ class PostgresStore(_Place):
     def _bound(self, turn: Turn, dataset_id: str) -> tuple[str | None, bool]:
         """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
         owner: Query = self._tables.query(_OWNER), [dataset_id]
-        found, is_new = turn.read(owner), False
-        if not found:
+        rows, is_new = turn.read(owner), False
+        if not rows:
             turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
-            found, is_new = turn.read(owner), True
-        return (None if found[0][0] == self._name else str(found[0][0])), is_new
+            rows, is_new = turn.read(owner), True
+        return (None if rows[0][0] == self._name else str(rows[0][0])), is_new
 
     def _append(self, turn: Turn, old: Head, rows: _Rows) -> None:
         turn.check_process()

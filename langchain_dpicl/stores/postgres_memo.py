@@ -1,9 +1,8 @@
-"""Released answers in PostgreSQL, for more than one host. Knows no ledger, no record and no framework."""
+"""Stores released answers in PostgreSQL, for more than one host."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -11,12 +10,13 @@ from psycopg import sql
 from langchain_dpicl.exceptions import LedgerError, MemoError
 from langchain_dpicl.privacy._validate import check_int, check_positive
 from langchain_dpicl.privacy.amounts import check_name
+from langchain_dpicl.stores._connected import Connected
 from langchain_dpicl.stores._postgres_link import Link, Query, hidden
 from langchain_dpicl.stores.memos import (
     MOST_ANSWERS,
     TURN_SECONDS,
+    KeptMemo,
     MemoKey,
-    ReleaseMemo,
     checked,
     digest_of,
     memo_faults,
@@ -70,7 +70,7 @@ _FORGET = "DELETE FROM {answers} WHERE tenant = %s"
 _FORGET_TURNS = "DELETE FROM {turns} WHERE tenant = %s"
 
 
-class PostgresMemo(ReleaseMemo):
+class PostgresMemo(Connected, KeptMemo):
     """Keeps released answers in a PostgreSQL database, for the processes of several hosts.
 
     `PostgresMemo.new` or `setup()` makes the tables, once; opening makes nothing. Another role than their owner needs
@@ -98,7 +98,7 @@ class PostgresMemo(ReleaseMemo):
       PostgresMemo(PostgreSQL database app at db.example, memo in schema dpicl)
     """
 
-    durable = True
+    _pickle_error = MemoError
 
     def __init__(
         self,
@@ -171,16 +171,6 @@ class PostgresMemo(ReleaseMemo):
                 connection.close()
 
     @property
-    def size(self) -> int:
-        """Answers kept of one component for one tenant."""
-        return self._size
-
-    @property
-    def turn_seconds(self) -> float:
-        """How long a turn lasts that is not taken again."""
-        return self._turn
-
-    @property
     def description(self) -> str:
         """Public words on where the memo lives; no user and no password."""
         return f"{self._link.place}, memo in schema {self._schema}"
@@ -188,8 +178,8 @@ class PostgresMemo(ReleaseMemo):
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
         with memo_faults(), self._link.turn() as turn:
-            (found,) = turn.look([(self._query(_RECALL), key)])
-        return checked(key, *found[0], where=self.description) if found else None
+            (rows,) = turn.look([(self._query(_RECALL), key)])
+        return checked(key, *rows[0], where=self.description) if rows else None
 
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
@@ -236,28 +226,13 @@ class PostgresMemo(ReleaseMemo):
             return turn.commit(*commands)
 
     def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
-        found = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()
-        if found[0][0] != len(_NAMES):
+        rows = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()
+        if rows[0][0] != len(_NAMES):
             advice = "Run PostgresMemo.new(address), or setup(), once, as their owner."
             raise LedgerError(f"{where}: expected the tables of a memo in schema {self._schema}, found none. {advice}")
 
     def _query(self, text: str) -> bytes:
         return sql.SQL(text).format(**self._names).as_bytes(None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"PostgresMemo({self.description if hasattr(self, '_link') else 'not made'})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise MemoError("PostgresMemo: expected to stay in its process, found pickle. Open another there.")

@@ -1,8 +1,7 @@
-"""Ledgers in a SQLite file: durable, for the threads and processes of one host. Knows no record and no budget rule.
+"""Stores ledgers in a SQLite file, for the threads and processes of one host."""
 
-One writer at a time by SQLite's own lock, and every commit is on the disk before it returns. A file set back to an
-older copy is a sound ledger: an anchor in another place tells, this file cannot.
-"""
+# SQLite's lock admits one writer at a time, and every commit is on the disk before it returns. A file restored to an
+# older copy is a valid ledger: only an anchor in another place can tell.
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any
 
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.amounts import check_name
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores._connected import Connected
 from langchain_dpicl.stores._rows import COLUMNS, Head, View, header_of, header_text, row_of
 from langchain_dpicl.stores._sqlite_file import errors_of, make_file, remove_file, sync_folder
 from langchain_dpicl.stores._sqlite_link import Link, opened
@@ -35,7 +34,7 @@ _BOUND = "SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kin
 _BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
-class SQLiteStore:
+class SQLiteStore(Connected):
     """One ledger of a SQLite file. Opening makes nothing; `SQLiteStore.new` does.
 
     A store that was opened does not begin a ledger, even where there is room for one: only one made by `new` does, or
@@ -138,13 +137,13 @@ class SQLiteStore:
           LedgerError: there is none, and the store was opened and not made: its header may have been lost.
         """
         with self._link.writing():
-            found = self._rows().header()
-            if found is None:
+            known = self._rows().header()
+            if known is None:
                 self._check_may_create()
                 self._rows().begin(header)
-        if found is None:
+        if known is None:
             self._link.settle()  # who the ledger is must not be in the log alone, which a careless copy leaves behind
-        return found or header
+        return known or header
 
     def _check_may_create(self) -> None:
         if not self.may_create:
@@ -218,9 +217,9 @@ class SQLiteStore:
         with errors_of(self._path):
             known = dict(connection.execute("SELECT name, id FROM ledgers").fetchall())
         if self._name not in known:
-            found = sorted(map(str, known))
+            names = sorted(map(str, known))
             advice = "Check the name; a new ledger is made on purpose (SQLiteStore.new, dpicl ledger create)."
-            raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {found}. {advice}")
+            raise LedgerError(f"ledger {self._path}: expected a ledger named {self._name!r}, found {names}. {advice}")
         self._number = known[self._name]
         self._check_bindings(connection)
 
@@ -228,9 +227,9 @@ class SQLiteStore:
         """Refuses a file whose bindings are not those of its lines, for all its ledgers."""
         with errors_of(self._path):
             connection.execute("BEGIN")
-            bound, kept = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
+            bound, stored = (set(connection.execute(query)) for query in (_BOUND, _BINDINGS))
             connection.execute("COMMIT")
-        if kept <= bound and {dataset for dataset, _ in kept} == {dataset for dataset, _ in bound}:
+        if stored <= bound and {dataset for dataset, _ in stored} == {dataset for dataset, _ in bound}:
             return
         raise LedgerError(
             f"ledger {self._path}: expected for each data set the ledger that has it, found other bindings than its "
@@ -240,23 +239,8 @@ class SQLiteStore:
     def _rows(self) -> _Rows:
         return _Rows(self._link, self._number)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self._path)!r}, name={self._name!r})"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise LedgerError("ledger: a store cannot be pickled. Open the same path in the other process.")
 
 
 class _Rows:

@@ -1,7 +1,6 @@
-"""Released answers in somebody else's store: LangChain's `BaseStore`, or LangGraph's. Knows neither package.
+"""Stores released answers in a LangChain `BaseStore` or a LangGraph store."""
 
-Such stores know no compare-and-swap, so two processes that ask the same at the same moment may both pay.
-"""
+# Such stores have no compare-and-swap: two processes that ask the same question at the same moment may both pay.
 
 from __future__ import annotations
 
@@ -71,11 +70,11 @@ class StoreMemo(ReleaseMemo):
 
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
-        found = self._asked(lambda: self._read(key))
-        if found is None:
+        stored = self._asked(lambda: self._read(key))
+        if stored is None:
             return None
-        kept = found if isinstance(found, dict) else {}
-        return checked(key, kept.get("told"), kept.get("digest"), where=self.description)
+        fields = stored if isinstance(stored, dict) else {}
+        return checked(key, fields.get("told"), fields.get("digest"), where=self.description)
 
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer where none stands, as far as this process can see; see `ReleaseMemo`."""
@@ -110,9 +109,9 @@ def _namespace(key: MemoKey) -> tuple[str, ...]:
     return "dpicl", "memo", key.tenant, key.scope
 
 
-def _from_bytes(found: Any) -> Any:
+def _from_bytes(data: Any) -> Any:
     """Returns what the bytes say; a text that is none is no answer, and is found out as such."""
     try:
-        return None if found is None else json.loads(found)
+        return None if data is None else json.loads(data)
     except (ValueError, TypeError):
         return "broken"

@@ -15,7 +15,7 @@ from langchain_dpicl._query_memo import AnswerMemo
 from langchain_dpicl.agents import tools
 from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.querying import QueryRunnable
-from langchain_dpicl.stores import SQLiteMemo, sqlite_memo
+from langchain_dpicl.stores import SQLiteMemo, _sqlite_per_call, sqlite_memo
 from tests.memo_house import House, house, no_prices
 from tests.unit_tests import test_agents, test_graph_memo, test_query_memo
 from tests.unit_tests.stores import test_memos
@@ -55,7 +55,7 @@ def the_last_answer_stays(patch: Patch) -> None:
 
 def waits_with_the_lock(patch: Patch) -> None:
     """A memo that waits for other processes holds up all memos of its own."""
-    patch.setattr(sqlite_memo, "_PATIENCE", 3.0)
+    patch.setattr(_sqlite_per_call, "_PATIENCE", 600.0)
 
 
 def dropped_where_too_many_wait(patch: Patch) -> None:

@@ -64,7 +64,7 @@ def test_a_reader_makes_nobody_pay_twice(tmp_path: Path) -> None:
 def test_a_reader_that_does_not_go_is_told_before_anything_is_paid_or_debited(tmp_path: Path) -> None:
     path = tmp_path / "balances.db"
     balances = SQLiteBalances(path, timeout=0.1)
-    with reader(path), pytest.raises(LedgerUnavailableError, match="Nobody is let in"):
+    with reader(path), pytest.raises(LedgerUnavailableError, match="Nothing is granted"):
         balances.take_up(TERMS, pytest.fail)
     assert balances.paid_by(TERMS) is None
     balances.take_up(TERMS, lambda: {"entry": 1})
