@@ -9,7 +9,7 @@ from contextlib import ExitStack, aclosing, closing, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from langchain_dpicl._progress import carrying
-from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl._runs import StreamedRun, attempt, report_of
 from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
@@ -155,12 +155,8 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
 
     def _made_here(self, bar: Any) -> Generator[T | None]:
         for item in self._open_items():
-            failure = ""
             with self._events() as events, self._at_work(item, events):
-                try:
-                    drive(self._make(item, bar, events))
-                except ModelCallError as error:
-                    failure = str(error)
+                _, failure = drive(attempt(self._make(item, bar, events)))
             self._check_done(failure)
             yield item
 
@@ -172,12 +168,8 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
             return
         is_slow = self._budget.durable
         for item in self._open_items():
-            failure = ""
             async with self._events() as events, Aside(self._at_work(item, events), is_slow=is_slow):
-                try:
-                    await adrive(self._make(item, bar, events), is_slow=is_slow)
-                except ModelCallError as error:
-                    failure = str(error)
+                _, failure = await adrive(attempt(self._make(item, bar, events)), is_slow=is_slow)
             self._check_done(failure)
             yield item
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerState
 from langchain_dpicl._progress import carrying, new_bar
-from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl._runs import StreamedRun, attempt, report_of
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import AskLoss, ExampleFields, Validation
 from langchain_dpicl.backends.aside import Aside
@@ -22,7 +22,6 @@ from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.curator import release_once
 from langchain_dpicl.exceptions import (
     ConfigurationError,
-    ModelCallError,
     TrainingInterruptedError,
 )
 from langchain_dpicl.privacy._validate import fail
@@ -156,12 +155,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
             self._bar(progress, remaining) as bar,
         ):
             while self.step < self.plan.steps:
-                failure, step = "", None
-                try:
-                    step = drive(self._step(events))
-                except ModelCallError as error:
-                    failure = str(error)
-                yield self._told(step, failure, bar)
+                yield self._told(*drive(attempt(self._step(events))), bar)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
         """Async version of `stream`."""
@@ -172,12 +166,8 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
                 async with tickets as remaining:
                     with self._bar(progress, remaining) as bar:
                         while self.step < self.plan.steps:
-                            failure, told = "", None
-                            try:
-                                told = await adrive(self._step(events), is_slow=is_slow)
-                            except ModelCallError as error:
-                                failure = str(error)
-                            step = self._told(told, failure, bar)
+                            made = await adrive(attempt(self._step(events)), is_slow=is_slow)
+                            step = self._told(*made, bar)
                             tickets.is_at_yield = True
                             yield step
                             tickets.is_at_yield = False
