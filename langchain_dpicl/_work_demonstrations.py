@@ -97,35 +97,26 @@ class DemonstrationWork:
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
-        return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
+        return _Writer(private, share, script, self.plan, memo, scope)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class _Writer:
     """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
 
-    def __init__(
-        self,
-        private: PrivateExamples,
-        share: Share,
-        script: Script,
-        *,
-        plan: GenerationPlan,
-        memo: ReleaseMemo,
-        scope: str,
-    ) -> None:
-        self._private = private
-        self._share = share
-        self._script = script
-        self._plan = plan
-        self._memo = memo
-        self._scope = scope
+    private: PrivateExamples
+    share: Share
+    script: Script
+    plan: GenerationPlan
+    memo: ReleaseMemo
+    scope: str
 
     def __call__(self, job: DraftJob) -> Answer:
         """Returns a demonstration from the memo, or completes it and stores it there."""
         label, number = job
-        key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
-        turn = JobTurn(self._memo, key)
-        stored = _Kept(Draft(label, number), self._memo, key, turn)
+        key = MemoKey(self.scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
+        turn = JobTurn(self.memo, key)
+        stored = _Kept(Draft(label, number), self.memo, key, turn)
         stored.read()
         if not stored.draft.done:
             if not turn.take():
@@ -149,7 +140,7 @@ class _Writer:
             if not self._has_tickets(stored):
                 return False
             try:
-                drive(write_draft(self._script, stored.draft, self._opener(stored), lambda: None))
+                drive(write_draft(self.script, stored.draft, self._opener(stored), lambda: None))
             except PrivacyBudgetExceededError:
                 owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
@@ -170,12 +161,12 @@ class _Writer:
     def _has_tickets(self, stored: _Kept) -> bool:
         """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
         draft = stored.draft
-        blocks = dict(self._plan.branches)[draft.label].blocks
+        blocks = dict(self.plan.branches)[draft.label].blocks
         draft.tickets = {}
-        for number, segment in enumerate(self._script.segments):
+        for number, segment in enumerate(self.script.segments):
             tickets = []
             for length, count in blocks(segment.max_tokens):
-                remaining = self._share.remaining(template_name(segment.name, length), label=draft.label)
+                remaining = self.share.remaining(template_name(segment.name, length), label=draft.label)
                 tickets.append(Held(length, max(0, min(count - stored.spent[number, length], remaining))))
             draft.tickets[number] = tickets
             begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
@@ -187,19 +178,19 @@ class _Writer:
     def _open(self, stored: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
         """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
         draft = stored.draft
-        template = template_name(self._script.segments[draft.segment].name, length)
+        template = template_name(self.script.segments[draft.segment].name, length)
         stored.turn.check(stored.told)
-        ticket = self._share.reserve(template, label=draft.label)
+        ticket = self.share.reserve(template, label=draft.label)
         stored.charged += 1
         try:
             with open_block(
-                self._private,
+                self.private,
                 ticket,
-                plan=dict(self._plan.branches)[draft.label],
+                plan=dict(self.plan.branches)[draft.label],
                 length=length,
-                backend=self._script.backend,
-                render=self._script.wording.renderer(name, known),
-                choose=self._script.decoding.choose,
+                backend=self.script.backend,
+                render=self.script.wording.renderer(name, known),
+                choose=self.script.decoding.choose,
                 prefix=tuple(draft.tokens),
             ) as block:
                 stored.spent[draft.segment, length] += 1

@@ -286,7 +286,7 @@ class PrivateEvolution(Generation[Population]):
             population.reservation,
             plan=self.plan.release,
             rows=lambda units: self._nearest.ask(units, candidates),
-            render=_texts_of(self._private.text_key),
+            render=_TextsOf(self._private.text_key),
             width=len(candidates),
             keep=lambda released: self._keep(population, released),
         )
@@ -325,10 +325,6 @@ class _TextsOf:
 
     def __call__(self, records: Sequence[Record]) -> Texts:
         return tuple([record[self.text_key] for record in records])
-
-
-def _texts_of(text_key: str) -> _TextsOf:
-    return _TextsOf(text_key)
 
 
 def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:

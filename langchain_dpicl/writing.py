@@ -329,14 +329,7 @@ def make_script(
     """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
-    template = getattr(generation_prompt, "template", generation_prompt)
-    wording = GenerationWording(
-        instruction=instruction if instruction is not None else _default_instruction(private.text_key, label_key),
-        template=template if template is not None else GenerationWording.default_template(private.text_key, label_key),
-        text_key=private.text_key,
-        label_key=label_key,
-        fields=tuple(private.fields),
-    )
+    wording = generation_wording(private.text_key, label_key, private.fields, instruction, generation_prompt)
     check_example_prompt(example_prompt, wording)
     labels = None if open_labels is None else tuple(open_labels)
     rules = check_rules(backend, public_top_k, stop)
@@ -389,5 +382,16 @@ def check_example_prompt(example_prompt: Any, wording: GenerationWording) -> Non
         raise fail("example_prompt", "a prompt template that formats text fields", problem)
 
 
-def _default_instruction(text_key: str, label_key: str | None) -> str:
-    return f"Write a {text_key}." if label_key is None else f"Write a {text_key} for the given {label_key}."
+def generation_wording(
+    text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
+) -> GenerationWording:
+    """Returns the prompts of a generation, with defaults for instruction and template."""
+    template = getattr(generation_prompt, "template", generation_prompt)
+    of_label = "" if label_key is None else f" for the given {label_key}"
+    return GenerationWording(
+        instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
+        template=GenerationWording.default_template(text_key, label_key) if template is None else template,
+        text_key=text_key,
+        label_key=label_key,
+        fields=tuple(fields),
+    )
