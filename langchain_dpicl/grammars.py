@@ -22,7 +22,7 @@ from langchain_dpicl._grammar_spelling import (
 )
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy._validate import check_choice, fail
 
 Kind: TypeAlias = Literal["regex", "json_schema", "lark", "choices"]
 
@@ -223,25 +223,6 @@ class Matcher:
         may_follow = np.array([column >= 0 and mask[column] for column in columns], np.bool_)
         may_follow[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
         return may_follow
-
-    def restrict(
-        self, columns: NDArray[np.int64] | None, scores: NDArray[np.float64], *, least: int = 1
-    ) -> NDArray[np.int64]:
-        """Returns the allowed columns of a public domain, best public score first: a top-k is taken after the mask."""
-        check_int("least", least, low=0)
-        allowed = self.allowed()
-        if np.shape(scores) != allowed.shape:
-            raise fail("scores", f"one score for each of {len(allowed)} tokens", np.shape(scores))
-        order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
-        is_end = np.zeros(len(allowed), np.bool_)
-        is_end[self._spelling.end_columns] = True
-        inside = np.zeros(len(allowed), np.bool_)
-        inside[slice(None) if columns is None else columns] = True
-        missing = max(least - int((allowed & inside & ~is_end).sum()), 0)
-        spare = order[(allowed & ~inside & ~is_end)[order]][:missing]
-        chosen = allowed & (inside | is_end)
-        chosen[spare] = True
-        return order[chosen[order]]
 
     def forced(self) -> tuple[Token, ...]:
         """Returns the forced tokens, in one public spelling; empty where there is a choice.
