@@ -108,6 +108,7 @@ class EvolutionWording:
     @staticmethod
     def _hinted(prompt: str, hint: str) -> str:
         """Appends a hint to the first paragraph, which is the instruction."""
+        # The instruction is the first paragraph of every prompt; see `GenerationWording`.
         instruction, gap, rest = prompt.partition("\n\n")
         return f"{instruction} {hint}{gap}{rest}" if hint else prompt
 

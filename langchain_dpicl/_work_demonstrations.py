@@ -64,6 +64,7 @@ class DemonstrationWork:
         if plan.design.sampling == "disjoint":
             advice = "All demonstrations of a label share one secret partition, which stays in one process."
             raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
+        # Raises for tokens that cannot be stored in the memo, before anything is spent.
         _token_out(script.backend.eos)
         bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
         grammar = None if script.grammar is None else script.grammar.grammar
@@ -83,6 +84,7 @@ class DemonstrationWork:
         grammar = None if self.grammar is None else self.grammar.bind(backend)
         script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
         public = {**self.plan.to_dict(), **script.to_dict()}
+        # The plan was calibrated for the driver's model: a worker with another one would release under a wrong price.
         changed = sorted(key for key in {**self.public, **public} if self.public.get(key) != public.get(key))
         if changed or _facts(script) != self.engine:
             raise fail("workplace", "the model that the plan was made with", f"another in {changed or ['engine']}")
@@ -122,6 +124,7 @@ class _Writer:
             if not turn.take():
                 return turn.busy()
             try:
+                # Read again under the lease: another worker may have finished meanwhile.
                 stored.read()
                 if not stored.draft.done and not self._written(stored):
                     return Answer("lost", tickets=stored.charged)
@@ -238,6 +241,7 @@ class _Kept:
         if text == self.told:
             return
         self.memo.remember(self.key, text, instead_of=self.told)
+        # `remember` does not overwrite a value other than `instead_of`; the read shows who won.
         if self.memo.recall(self.key) != text:
             raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
         self.told = text

@@ -176,6 +176,7 @@ class UnitCounter(_Counting):
         counted = private.label_key if field is None else _known_field(private, field)
         is_label = counted is not None and counted == private.label_key
         if is_label and values is None:
+            # Declared labels are compared exactly, as the examples were checked against them.
             values, fold_case = private.labels, False
         if counted is not None and values is None:
             advice = "Give values=[...], or find them with ValueDiscovery."

@@ -249,13 +249,16 @@ class PrivateEvolution(Generation[Population]):
         """Runs the remaining rounds of one label (a walk)."""
         while population.left:
             yield from self._prepare(population)
+            # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
             candidates = yield self._nearest.ask_public(population.texts)
             self._reserve(population, events)
             yield from self._vote(population, candidates)
             tick(bar)
+        # Every ticket burnt without a release: there is nothing to return.
         if not population.rounds:
             raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
         population.done = True
+        # The private vectors of a label are not needed for the next one.
         self._nearest.forget()
 
     def _prepare(self, population: Population) -> Walk[None]:
@@ -265,6 +268,7 @@ class PrivateEvolution(Generation[Population]):
         if population.survivors:
             texts = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
         else:
+            # A vote among fewer than two candidates would release nothing useful.
             least = max(2, self.plan.shots_per_label)
             texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
         population.texts = texts[: self.plan.width]

@@ -179,6 +179,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
         faults: list[DPICLError] = []
         missing = 0
         with ExitStack() as stack, self._events() as events:
+            # All items are marked busy at once, because a job may finish in any order.
             for item in items.values():
                 stack.enter_context(self._at_work(item, events))
             try:
@@ -197,6 +198,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
                         faults.append(answer.as_error())
             except ModelCallError as error:
                 faults.append(error)
+            # A refusal of the budget or a configuration error stops the run; failed model calls are an interruption.
             refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
             if refusal is not None:
                 raise refusal
@@ -211,6 +213,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
     def _at_work(self, item: T, events: RunEvents) -> Iterator[None]:
         """Marks an item as busy, returns its unburnt tickets at the end, and attaches this run to every error."""
         with self._lock:
+            # Two runs of one item would burn tickets for the same tokens twice.
             if item.busy:
                 msg = f"run: expected no other run of this {self._noun}, found one. Wait for its end."
                 raise ConfigurationError(msg)

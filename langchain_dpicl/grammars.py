@@ -231,6 +231,7 @@ class Matcher:
         character, and before a last blank if every continuation has a token that begins with the blank, so that
         " word" stays one token.
         """
+        # On a copy: looking ahead must not move this matcher.
         ahead = Matcher(self._backend, self._spelling, self._parse.copy())
         written: list[Token] = []
         while not self._has_ended and len(written) < _MAX_FORCED and (step := ahead._forced_here()):
@@ -284,6 +285,7 @@ class Matcher:
         if self._spelling.columns is None or self._parse.accepts:
             return ()
         columns = np.flatnonzero(self._others())
+        # Several tokens may spell the same bytes; they are one choice.
         if not len(columns) or np.ptp(self._spelling.columns[columns]):
             return ()
         return (self._backend.vocabulary()[int(columns[0])],)
@@ -356,6 +358,7 @@ def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _intersects(schema: dict[str, Any]) -> bool:
     """Whether an object is described in several places: to close one would forbid the others' properties."""
+    # With properties beside alternatives, an object is described by both.
     alternatives = {"anyOf", "oneOf", "$ref"} & set(schema)
     here = {"allOf", "if", "not", "dependentSchemas"} & set(schema) or (alternatives and "properties" in schema)
     return bool(here) or any(_intersects(part) for part in _parts(schema))

@@ -178,6 +178,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
             ticket = self._ticket(events)
             if ticket is None:
                 return None
+            # Tested once per call of `stream`, with synthetic text.
             if not self._is_tried and (failure := (yield AskCheck(self.engine, self.weights))):
                 raise failure  # before the ticket burns
             self._is_tried = True
@@ -243,6 +244,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         on_disk = Checkpoint.load(self._checkpoint, **sizes)
         # Ctrl-C may come between the write and the update of `_on_file`.
         ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
+        # The component is compared too: two fresh runs have equal states.
         if not ours or on_disk.component != self._share.component:
             advice = "Prepare the run again to continue from the file, or pass another file."
             raise fail("checkpoint", "the state that this run stored", "one that another run stored", advice)
