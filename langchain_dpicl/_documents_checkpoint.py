@@ -30,6 +30,7 @@ class DocumentsCheckpoint(CheckpointFile):
         if (state := self._state()) is None:
             return None
         topics, texts = state["topics"], state["documents"]
+        # The file is untrusted: every value is checked before it is used.
         is_form = isinstance(topics, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in topics)
         if not is_form or not isinstance(texts, list):
             raise ConfigurationError("checkpoint: expected lists of topics and documents, found something else.")

@@ -43,6 +43,7 @@ class Checkpoint(CheckpointFile):
         for population, one in zip(populations, stored, strict=True):
             _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
             remaining = share.remaining(ROUND_TEMPLATE, label=population.label)
+            # The ledger may have charged more rounds than the file holds; the smaller number is safe.
             population.owed = min(population.owed - population.rounds, remaining)
             population.done = not population.owed and population.rounds > 0
 

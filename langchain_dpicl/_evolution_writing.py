@@ -16,7 +16,7 @@ from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.wording import GenerationWording
-from langchain_dpicl.writing import check_texts
+from langchain_dpicl.writing import check_texts, generation_wording
 
 _TOO_FEW = (
     "Give the model a temperature above 0 and no response cache, or hints= for it to write differently each time, or "
@@ -61,20 +61,12 @@ class EvolutionWording:
         hints: Sequence[str],
     ) -> EvolutionWording:
         """Builds the templates, with defaults for those not given."""
-        of_label = "" if label_key is None else f" for the given {label_key}"
         still = "" if label_key is None else f" It still has to fit its {label_key}."
-        template = getattr(generation_prompt, "template", generation_prompt)
         stub = GenerationWording.default_template(text_key, label_key)
         varied = getattr(variation_prompt, "template", variation_prompt)
         request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
         return cls(
-            first=GenerationWording(
-                instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
-                template=stub if template is None else template,
-                text_key=text_key,
-                label_key=label_key,
-                fields=tuple(fields),
-            ),
+            first=generation_wording(text_key, label_key, fields, instruction, generation_prompt),
             variation=f"{request}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
             hints=check_texts("hints", hints, least=0),
         )
@@ -116,6 +108,7 @@ class EvolutionWording:
     @staticmethod
     def _hinted(prompt: str, hint: str) -> str:
         """Appends a hint to the first paragraph, which is the instruction."""
+        # The instruction is the first paragraph of every prompt; see `GenerationWording`.
         instruction, gap, rest = prompt.partition("\n\n")
         return f"{instruction} {hint}{gap}{rest}" if hint else prompt
 

@@ -51,6 +51,7 @@ class Parse:
     def copy(self) -> Parse:
         """Returns an independent parse at the same place."""
         twin = Parse(self._core.deep_copy(), self._size)
+        # Both caches are replaced and never changed in place, so copies may share them.
         twin._bits, twin._forced = self._bits, self._forced
         return twin
 
@@ -318,6 +319,7 @@ def _text_of(backend: NextTokenBackend, token: Token) -> bytes:
 
 def _fewest(text: bytes, known: dict[bytes, int], *, partly: bool) -> list[int] | None:
     """Returns the lengths of the fewest known pieces that spell a text, longest first (`partly`: its prefix)."""
+    # Dynamic programming over positions: first which ones are reachable, then the fewest pieces from each.
     reached = [True] + [False] * len(text)
     for start in (place for place in range(len(text)) if reached[place]):
         for length in range(1, min(_LONGEST, len(text) - start) + 1):

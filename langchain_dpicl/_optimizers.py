@@ -92,6 +92,7 @@ class Optimizer:
         """Returns the learning rate after `step` steps."""
         if self.schedule == "constant":
             return self.learning_rate
+        # Never negative, also for a caller that trains beyond the planned steps.
         return self.learning_rate * max(self.steps - step, 0) / self.steps
 
     def updated(self, state: OptimizerState, gradient: Floats) -> OptimizerState:

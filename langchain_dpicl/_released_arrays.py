@@ -34,6 +34,7 @@ def array_bytes(arrays: Mapping[str, Array]) -> bytes:
         blocks.append(block)
         end += len(block)
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    # The format pads the header with blanks, so that the numbers are aligned.
     text += b" " * (-len(text) % _ALIGNED)
     return b"".join([len(text).to_bytes(8, "little"), text, *blocks])
 
@@ -45,6 +46,7 @@ def arrays_in(path: Path) -> dict[str, Array]:
     header = _header(whole[8:begin]) if begin <= min(len(whole), 8 + _MAX_HEADER) else None
     if header is None:
         raise ConfigurationError(f"{path.name}: expected a safetensors file.")
+    # Sorted by offset: arrays must follow each other without gaps or overlaps.
     blocks = sorted((_block(path.name, name, entry), name) for name, entry in header.items())
     arrays: dict[str, Array] = {}
     end = 0
@@ -106,6 +108,7 @@ def write_folder(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> No
         _swap(part, target, old)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        # The old folder is deleted only if a complete one is in place.
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
 

@@ -71,6 +71,7 @@ class FileForm:
             raise ConfigurationError(
                 f"{self.what}: expected version {self.version}. Upgrade the package, or release again."
             )
+        # A report carries the digest itself; see `with_content_digest`.
         own = frozenset() if "report" in self.keys else {CONTENT_DIGEST}
         if frozenset(state) != (keys := self.keys | own | {"format", "version"}):
             raise ConfigurationError(f"{self.what}: expected exactly the keys {sorted(keys)}.")

@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
 from langchain_dpicl.backends.aside import aside
+from langchain_dpicl.backends.walk import Walk
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.privacy.shares import Share
 
 PartT = TypeVar("PartT")
 WholeT = TypeVar("WholeT")
+T = TypeVar("T")
 
 
 class StreamedRun(ABC, Generic[PartT, WholeT]):
@@ -46,6 +49,17 @@ class StreamedRun(ABC, Generic[PartT, WholeT]):
         async for _ in self.astream(progress=progress):
             pass
         return await aside(self._whole, is_slow=self._budget.durable)
+
+
+def attempt(walk: Walk[T]) -> Walk[tuple[T | None, str]]:
+    """Runs a walk (a walk); returns its result, or the message of a failed model call.
+
+    The caller raises its own error outside `except`, so that the error has no context that could hold private text.
+    """
+    try:
+        return (yield from walk), ""
+    except ModelCallError as error:
+        return None, str(error)
 
 
 def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) -> dict[str, Any]:

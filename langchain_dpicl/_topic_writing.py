@@ -153,6 +153,7 @@ class TopicWriter(DemonstrationSynthesizer):
         Texts that the ledger has no tickets for are dropped: they were lost with a killed process.
         """
         self._topics.update(topics)
+        # A checkpoint names topics, not places: the plan's places have no names of their own.
         place_of = {topic: place for place, topic in topics.items()}
         written = {(place_of.get(text.topic), text.number): text.text for text in texts or ()}
         items = [draft for draft in self._items if draft.label in topics]
@@ -164,6 +165,7 @@ class TopicWriter(DemonstrationSynthesizer):
         if texts is not None:
             remaining = {place: self._left(place) for place in topics}
             items = [draft for draft in items if draft.done or self._takes(remaining, draft)]
+        # In place, because the base holds the same list.
         self._items[:] = items
 
     @staticmethod

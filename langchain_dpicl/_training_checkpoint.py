@@ -137,6 +137,7 @@ def _vector(name: str, text: object, width: int | None) -> Floats:
     if len(raw) % 8 or len(raw) != 8 * (width or len(raw) // 8) or not raw:
         many = "" if width is None else f"{width} "
         raise ConfigurationError(f"training checkpoint: {name}: expected the base64 of {many}float64 numbers.")
+    # Copied: `frombuffer` returns a read-only view of the file's bytes.
     values = np.frombuffer(raw, dtype="<f8").astype(np.float64)
     if not np.isfinite(values).all():
         raise ConfigurationError(f"training checkpoint: {name}: expected finite numbers.")

@@ -67,6 +67,7 @@ class ExampleFields:
 
     @staticmethod
     def _check_labels(private: PrivateExamples, task: PromptTask, target: str) -> None:
+        # Only the declared label has a closed list of values.
         declared = private.labels if target == private.label_key else None
         if task.labels and declared and (unknown := sorted(set(declared) - set(task.labels))):
             advice = "Give the task the declared labels of the examples."

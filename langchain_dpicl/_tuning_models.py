@@ -47,6 +47,7 @@ def engine_of(
     dtype: str | None = None,
 ) -> Any:
     """Returns the engine that trains a prompt of `model`; a `GradientBackend` is returned unchanged."""
+    # First statement, so that `locals()` holds exactly the arguments.
     options = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
     if isinstance(model, GradientBackend):
         changed = sorted(_changed(options)) + (["tokenizer"] if tokenizer is not None else [])

@@ -64,6 +64,7 @@ class DemonstrationWork:
         if plan.design.sampling == "disjoint":
             advice = "All demonstrations of a label share one secret partition, which stays in one process."
             raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
+        # Raises for tokens that cannot be stored in the memo, before anything is spent.
         _token_out(script.backend.eos)
         bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
         grammar = None if script.grammar is None else script.grammar.grammar
@@ -83,6 +84,7 @@ class DemonstrationWork:
         grammar = None if self.grammar is None else self.grammar.bind(backend)
         script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
         public = {**self.plan.to_dict(), **script.to_dict()}
+        # The plan was calibrated for the driver's model: a worker with another one would release under a wrong price.
         changed = sorted(key for key in {**self.public, **public} if self.public.get(key) != public.get(key))
         if changed or _facts(script) != self.engine:
             raise fail("workplace", "the model that the plan was made with", f"differences in {changed or ['engine']}")
@@ -97,40 +99,32 @@ class DemonstrationWork:
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
-        return _Writer(private, share, script, plan=self.plan, memo=memo, scope=scope)
+        return _Writer(private, share, script, self.plan, memo, scope)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class _Writer:
     """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
 
-    def __init__(
-        self,
-        private: PrivateExamples,
-        share: Share,
-        script: Script,
-        *,
-        plan: GenerationPlan,
-        memo: ReleaseMemo,
-        scope: str,
-    ) -> None:
-        self._private = private
-        self._share = share
-        self._script = script
-        self._plan = plan
-        self._memo = memo
-        self._scope = scope
+    private: PrivateExamples
+    share: Share
+    script: Script
+    plan: GenerationPlan
+    memo: ReleaseMemo
+    scope: str
 
     def __call__(self, job: DraftJob) -> Answer:
         """Returns a demonstration from the memo, or completes it and stores it there."""
         label, number = job
-        key = MemoKey(self._scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
-        turn = JobTurn(self._memo, key)
-        stored = _Kept(Draft(label, number), self._memo, key, turn)
+        key = MemoKey(self.scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
+        turn = JobTurn(self.memo, key)
+        stored = _Kept(Draft(label, number), self.memo, key, turn)
         stored.read()
         if not stored.draft.done:
             if not turn.take():
                 return turn.busy()
             try:
+                # Read again under the lease: another worker may have finished meanwhile.
                 stored.read()
                 if not stored.draft.done and not self._written(stored):
                     return Answer("lost", tickets=stored.charged)
@@ -149,7 +143,7 @@ class _Writer:
             if not self._has_tickets(stored):
                 return False
             try:
-                drive(write_draft(self._script, stored.draft, self._opener(stored), lambda: None))
+                drive(write_draft(self.script, stored.draft, self._opener(stored), lambda: None))
             except PrivacyBudgetExceededError:
                 owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
@@ -170,12 +164,12 @@ class _Writer:
     def _has_tickets(self, stored: _Kept) -> bool:
         """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
         draft = stored.draft
-        blocks = dict(self._plan.branches)[draft.label].blocks
+        blocks = dict(self.plan.branches)[draft.label].blocks
         draft.tickets = {}
-        for number, segment in enumerate(self._script.segments):
+        for number, segment in enumerate(self.script.segments):
             tickets = []
             for length, count in blocks(segment.max_tokens):
-                remaining = self._share.remaining(template_name(segment.name, length), label=draft.label)
+                remaining = self.share.remaining(template_name(segment.name, length), label=draft.label)
                 tickets.append(Held(length, max(0, min(count - stored.spent[number, length], remaining))))
             draft.tickets[number] = tickets
             begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
@@ -187,19 +181,19 @@ class _Writer:
     def _open(self, stored: _Kept, length: int, name: str, known: dict[str, str]) -> Iterator[Block]:
         """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
         draft = stored.draft
-        template = template_name(self._script.segments[draft.segment].name, length)
+        template = template_name(self.script.segments[draft.segment].name, length)
         stored.turn.check(stored.told)
-        ticket = self._share.reserve(template, label=draft.label)
+        ticket = self.share.reserve(template, label=draft.label)
         stored.charged += 1
         try:
             with open_block(
-                self._private,
+                self.private,
                 ticket,
-                plan=dict(self._plan.branches)[draft.label],
+                plan=dict(self.plan.branches)[draft.label],
                 length=length,
-                backend=self._script.backend,
-                render=self._script.wording.renderer(name, known),
-                choose=self._script.decoding.choose,
+                backend=self.script.backend,
+                render=self.script.wording.renderer(name, known),
+                choose=self.script.decoding.choose,
                 prefix=tuple(draft.tokens),
             ) as block:
                 stored.spent[draft.segment, length] += 1
@@ -247,6 +241,7 @@ class _Kept:
         if text == self.told:
             return
         self.memo.remember(self.key, text, instead_of=self.told)
+        # `remember` does not overwrite a value other than `instead_of`; the read shows who won.
         if self.memo.recall(self.key) != text:
             raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
         self.told = text

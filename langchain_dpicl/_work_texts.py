@@ -96,6 +96,7 @@ class SpreadModel(PublicModel):
     def _answered(self, jobs: list[PromptsJob]) -> Generator[PromptsJob | None]:
         """Sends the unanswered prompts to workers; keeps the answers when other jobs fail."""
         self._found = {job: texts for job, texts in self._found.items() if job in jobs}
+        # The first fault is raised at the end, so that other jobs' answers are kept for the next attempt.
         fault: ModelCallError | None = None
         for one in self._executor.spread(self._work, [job for job in jobs if job not in self._found]):
             if one is None:

@@ -41,26 +41,24 @@ class _Counting(Uncopyable):
     def _made(
         cls,
         private: PrivateExamples,
+        budget: Budget,
+        counted: Mapping[str, Any],
         *,
-        budget: Any,
-        config: Any,
         epsilon: float | None,
         delta: float | None,
-        component: str | None,
-        counted: Mapping[str, Any],
+        name: str | None,
     ) -> Self:
         """Plans the noise and declares the share; nothing is spent yet."""
-        spender = resolve_budget(budget, config)
         plan = plan_discovery(
             **counted,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
-            adjacency=spender.adjacency,
+            delta=share_of_delta(budget, epsilon=epsilon, delta=delta),
+            adjacency=budget.adjacency,
             partition=private.dataset_id,
         )
-        name = spender.fresh_name(cls._PREFIX) if component is None else component
-        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=plan.to_dict())
-        return cls(private, plan=plan, share=share, budget=spender)
+        name = budget.fresh_name(cls._PREFIX) if name is None else name
+        share = declare_share(private, budget, plan, component=name, epsilon=epsilon, public=plan.to_dict())
+        return cls(private, plan=plan, share=share, budget=budget)
 
     def run(self) -> ReleasedCounts:
         """Counts and releases once; later calls return the released counts for free.
@@ -178,22 +176,16 @@ class UnitCounter(_Counting):
         counted = private.label_key if field is None else _known_field(private, field)
         is_label = counted is not None and counted == private.label_key
         if is_label and values is None:
+            # Declared labels are compared exactly, as the examples were checked against them.
             values, fold_case = private.labels, False
         if counted is not None and values is None:
             advice = "Give values=[...], or find them with ValueDiscovery."
             raise fail("values", f"every value that {counted!r} may have", values, advice)
         if counted is None and values is not None:
             raise fail("field", "the field that holds the values", field)
-        what = {"field": counted, "values": values, "max_values": max_values, "fold_case": fold_case}
-        return cls._made(
-            private,
-            budget=budget,
-            config=config,
-            epsilon=epsilon,
-            delta=delta,
-            component=component,
-            counted={**what, "noise_multiplier": noise_multiplier},
-        )
+        what: dict[str, Any] = {"field": counted, "values": values, "max_values": max_values, "fold_case": fold_case}
+        what["noise_multiplier"] = noise_multiplier
+        return cls._made(private, resolve_budget(budget, config), what, epsilon=epsilon, delta=delta, name=component)
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> UnitCounter:
@@ -275,16 +267,9 @@ class ValueDiscovery(_Counting):
         if _known_field(private, field) == private.label_key:
             advice = "Its labels are declared; to find them, declare the field among `fields` and no labels."
             raise fail("field", "a field whose values are not declared", field, advice)
-        what = {"field": field, "values": None, "max_values": max_values, "fold_case": fold_case}
-        return cls._made(
-            private,
-            budget=budget,
-            config=config,
-            epsilon=epsilon,
-            delta=delta,
-            component=component,
-            counted={**what, "noise_multiplier": noise_multiplier},
-        )
+        what: dict[str, Any] = {"field": field, "values": None, "max_values": max_values, "fold_case": fold_case}
+        what["noise_multiplier"] = noise_multiplier
+        return cls._made(private, resolve_budget(budget, config), what, epsilon=epsilon, delta=delta, name=component)
 
     @classmethod
     async def afrom_private_examples(cls, private: PrivateExamples, field: str, **options: Any) -> ValueDiscovery:

@@ -151,5 +151,6 @@ def plan_discovery(
 
 
 def _event(noise_multiplier: float, failure: float) -> Event:
+    # The failure event is the probability that a value of one unit alone passes the threshold.
     noisy = PureEvent(1.0 / noise_multiplier)
     return ComposedEvent((noisy, FailureEvent(failure))) if failure else noisy

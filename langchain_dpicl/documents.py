@@ -177,6 +177,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         name = spender.fresh_name("documents") if component is None else component
         total = private.public_size_of(None)
         size = max(1, total // check_int("num_topics", num_topics, low=1)) if topic_size is None else topic_size
+        # Declared with places before any topic is known, so that one share covers both steps.
         by_topic = split_by_topics(
             private,
             dataset_id=f"{private.dataset_id} by topics of {name}",
@@ -321,6 +322,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         with self._lock:
             if self._topics is not None:
                 return
+            # Released but not stored by an earlier attempt: only the commit is missing.
             if self._chosen is None:
                 self._release_histogram(events)
             self._commit_histogram()
@@ -361,6 +363,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
         if not all(topic in known and count >= least for topic, count in topics):
             raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
+        # An unused histogram ticket proves that these topics were not released on this ledger.
         if self._share.remaining(TOPIC_TEMPLATE):
             raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
         return topics

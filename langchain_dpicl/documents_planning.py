@@ -253,6 +253,7 @@ def _histogram(
     """Returns the histogram with the least noise that costs `epsilon` by itself."""
     if noise is not None:
         check_choice("topic_noise", noise, TOPIC_NOISES)
+    # Which noise deviates less depends on delta and the keywords per unit, so both are calibrated and compared.
     plans = []
     if noise != "gaussian":
         laplace = accounting.calibrate(lambda x: PureEvent(1.0 / x), epsilon=epsilon, delta=delta, adjacency=adjacency)
@@ -282,6 +283,7 @@ def _priced(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> Docume
     if cost > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
         raise fail("epsilon", f"at least {cost:.4g}, which histogram and texts cost together", epsilon, advice)
+    # The texts' own price, for reports; the histogram and the composition are in `cost`.
     alone = dataclasses.replace(draft.generation, epsilon=_own_epsilon(draft.generation, adjacency))
     return dataclasses.replace(draft, generation=alone, epsilon=cost)
 

@@ -250,13 +250,16 @@ class PrivateEvolution(Generation[Population]):
         """Runs the remaining rounds of one label (a walk)."""
         while population.left:
             yield from self._prepare(population)
+            # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
             candidates = yield self._nearest.ask_public(population.texts)
             self._reserve(population, events)
             yield from self._vote(population, candidates)
             tick(bar)
+        # Every ticket burnt without a release: there is nothing to return.
         if not population.rounds:
             raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
         population.done = True
+        # The private vectors of a label are not needed for the next one.
         self._nearest.forget()
 
     def _prepare(self, population: Population) -> Walk[None]:
@@ -266,6 +269,7 @@ class PrivateEvolution(Generation[Population]):
         if population.survivors:
             texts = yield from self._writer.varied(population.label, population.survivors, self.plan.num_variations)
         else:
+            # A vote among fewer than two candidates would release nothing useful.
             least = max(2, self.plan.shots_per_label)
             texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
         population.texts = texts[: self.plan.width]
@@ -287,7 +291,7 @@ class PrivateEvolution(Generation[Population]):
             population.reservation,
             plan=self.plan.release,
             rows=lambda units: self._nearest.ask(units, candidates),
-            render=_texts_of(self._private.text_key),
+            render=_TextsOf(self._private.text_key),
             width=len(candidates),
             keep=lambda released: self._keep(population, released),
         )
@@ -326,10 +330,6 @@ class _TextsOf:
 
     def __call__(self, records: Sequence[Record]) -> Texts:
         return tuple([record[self.text_key] for record in records])
-
-
-def _texts_of(text_key: str) -> _TextsOf:
-    return _TextsOf(text_key)
 
 
 def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:

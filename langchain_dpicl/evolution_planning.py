@@ -97,6 +97,7 @@ class EvolutionPlan:
     @property
     def embedded(self) -> dict[str, int]:
         """Texts passed to the embeddings: each record once, and the maximum of candidates."""
+        # Survivors are embedded again in every round.
         later = (self.rounds - 1) * self.num_survivors * (1 + self.num_variations)
         return {
             "private": sum(size for _, size in self.public_sizes),

@@ -9,7 +9,7 @@ from contextlib import ExitStack, aclosing, closing, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from langchain_dpicl._progress import carrying
-from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl._runs import StreamedRun, attempt, report_of
 from langchain_dpicl.backends.aside import Aside
 from langchain_dpicl.backends.walk import Walk, adrive, drive
 from langchain_dpicl.budget.budget import Budget
@@ -156,12 +156,8 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
 
     def _made_here(self, bar: Any) -> Generator[T | None]:
         for item in self._open_items():
-            failure = ""
             with self._events() as events, self._at_work(item, events):
-                try:
-                    drive(self._make(item, bar, events))
-                except ModelCallError as error:
-                    failure = str(error)
+                _, failure = drive(attempt(self._make(item, bar, events)))
             self._check_done(failure)
             yield item
 
@@ -173,12 +169,8 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
             return
         is_slow = self._budget.durable
         for item in self._open_items():
-            failure = ""
             async with self._events() as events, Aside(self._at_work(item, events), is_slow=is_slow):
-                try:
-                    await adrive(self._make(item, bar, events), is_slow=is_slow)
-                except ModelCallError as error:
-                    failure = str(error)
+                _, failure = await adrive(attempt(self._make(item, bar, events)), is_slow=is_slow)
             self._check_done(failure)
             yield item
 
@@ -188,6 +180,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
         faults: list[DPICLError] = []
         missing = 0
         with ExitStack() as stack, self._events() as events:
+            # All items are marked busy at once, because a job may finish in any order.
             for item in items.values():
                 stack.enter_context(self._at_work(item, events))
             try:
@@ -206,6 +199,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
                         faults.append(answer.as_error())
             except ModelCallError as error:
                 faults.append(error)
+            # A refusal of the budget or a configuration error stops the run; failed model calls are an interruption.
             refusal = next((fault for fault in faults if not isinstance(fault, ModelCallError)), None)
             if refusal is not None:
                 raise refusal
@@ -220,6 +214,7 @@ class Generation(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic[T]
     def _at_work(self, item: T, events: RunEvents) -> Iterator[None]:
         """Marks an item as busy, returns its unburnt tickets at the end, and attaches this run to every error."""
         with self._lock:
+            # Two runs of one item would burn tickets for the same tokens twice.
             if item.busy:
                 msg = f"run: expected no other run of this {self._noun}, found one. Wait for its end."
                 raise ConfigurationError(msg)

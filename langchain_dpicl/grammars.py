@@ -22,7 +22,7 @@ from langchain_dpicl._grammar_spelling import (
 )
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy._validate import check_choice, fail
 
 Kind: TypeAlias = Literal["regex", "json_schema", "lark", "choices"]
 
@@ -224,25 +224,6 @@ class Matcher:
         may_follow[[token == backend.eos for token in tokens]] = self._parse.accepts and not self._has_ended
         return may_follow
 
-    def restrict(
-        self, columns: NDArray[np.int64] | None, scores: NDArray[np.float64], *, least: int = 1
-    ) -> NDArray[np.int64]:
-        """Returns the allowed columns of a public domain, best public score first: a top-k is taken after the mask."""
-        check_int("least", least, low=0)
-        allowed = self.allowed()
-        if np.shape(scores) != allowed.shape:
-            raise fail("scores", f"one score for each of {len(allowed)} tokens", np.shape(scores))
-        order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
-        is_end = np.zeros(len(allowed), np.bool_)
-        is_end[self._spelling.end_columns] = True
-        inside = np.zeros(len(allowed), np.bool_)
-        inside[slice(None) if columns is None else columns] = True
-        missing = max(least - int((allowed & inside & ~is_end).sum()), 0)
-        spare = order[(allowed & ~inside & ~is_end)[order]][:missing]
-        chosen = allowed & (inside | is_end)
-        chosen[spare] = True
-        return order[chosen[order]]
-
     def forced(self) -> tuple[Token, ...]:
         """Returns the forced tokens, in one public spelling; empty where there is a choice.
 
@@ -250,6 +231,7 @@ class Matcher:
         character, and before a last blank if every continuation has a token that begins with the blank, so that
         " word" stays one token.
         """
+        # On a copy: looking ahead must not move this matcher.
         ahead = Matcher(self._backend, self._spelling, self._parse.copy())
         written: list[Token] = []
         while not self._has_ended and len(written) < _MAX_FORCED and (step := ahead._forced_here()):
@@ -303,6 +285,7 @@ class Matcher:
         if self._spelling.columns is None or self._parse.accepts:
             return ()
         columns = np.flatnonzero(self._others())
+        # Several tokens may spell the same bytes; they are one choice.
         if not len(columns) or np.ptp(self._spelling.columns[columns]):
             return ()
         return (self._backend.vocabulary()[int(columns[0])],)
@@ -375,6 +358,7 @@ def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _intersects(schema: dict[str, Any]) -> bool:
     """Whether an object is described in several places: to close one would forbid the others' properties."""
+    # With properties beside alternatives, an object is described by both.
     alternatives = {"anyOf", "oneOf", "$ref"} & set(schema)
     here = {"allOf", "if", "not", "dependentSchemas"} & set(schema) or (alternatives and "properties" in schema)
     return bool(here) or any(_intersects(part) for part in _parts(schema))

@@ -155,6 +155,7 @@ class ReleasedCounts(KeptAsJson):
             raise fail("counts", "at least one value", "none", "Nothing reached the threshold; declare labels by hand.")
         size = self.public_size(confidence=confidence, side=side) if public_size is None else public_size
         name = f"{private.dataset_id} by {self.field or UNITS}" if dataset_id is None else dataset_id
+        # Counts of units or of the declared label change sizes only; other fields become the label.
         split: dict[str, Any] = {}
         if self.field not in {None, private.label_key}:
             fold_case = self.release.rule.to_dict()["fold_case"]

@@ -235,6 +235,7 @@ def _listed(name: str, values: Any) -> tuple[Any, ...]:
 
 def _missing(documents: Sequence[Document], stored: Sequence[Document]) -> list[Document]:
     """Returns the documents that a store lacks; some stores raise for an id that they already have."""
+    # Ids are stable (`SyntheticText.document`), so equal ids are equal documents.
     known = {document.id for document in stored}
     return [document for document in documents if document.id not in known]
 

@@ -92,6 +92,7 @@ class RunEvents:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.tickets > 0:
             record_event(CHARGED, self._charge, self._config)
+        # `refusals_awaited` sends the refusal on the caller's loop instead.
         if self._sees_first(error) and not _TOLD_BY_CALLER.get():
             record_event(REFUSED, _note_on(error), self._config)
 

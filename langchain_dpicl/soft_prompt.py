@@ -197,6 +197,7 @@ class SoftPrompt:
         state = _FORM.load(folder / OURS, most=_MAX_TEXT)
         peft_config = _parsed(text_in(folder / PEFT_CONFIG, _MAX_TEXT))
         numbers = arrays_in(folder / PEFT_ARRAYS)
+        # The digests tie PEFT's two files to the report: neither can be exchanged unnoticed.
         for file, name, digest in (
             (PEFT_ARRAYS, "arrays", _digest(numbers)),
             (PEFT_CONFIG, "peft_config", json_digest(peft_config)),
@@ -275,6 +276,7 @@ def _width(peft_config: Mapping[str, Any], method: str, num_virtual_tokens: int)
         raise fail("peft_config", f"{expected}", actual)
     width = check_int("peft_config['token_dim']", peft_config.get("token_dim"), low=1)
     if method == "prefix":
+        # A prefix holds one key and one value per layer.
         width *= 2 * check_int("peft_config['num_layers']", peft_config.get("num_layers"), low=1)
     return width
 

@@ -81,6 +81,7 @@ class SoftPromptBackend:
         Raises:
           ConfigurationError: no prompt has this name.
         """
+        # A shallow copy: weights and prompts on the device are shared.
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, default=default_name(self.prompts, name))
         return other
@@ -217,6 +218,7 @@ class SoftPromptBackend:
         open_rows = set(range(len(prompts)))
         steps = self.generate(prompts, temperature=temperature, rng=rng, names=names)
         for _, (tokens, _) in zip(range(max_tokens if prompts else 0), steps, strict=False):
+            # A stop string may span tokens, so the whole text is decoded and cut after every token.
             for row in sorted(open_rows):
                 token = int(tokens[row])
                 written[row] += [] if token == self.eos else [token]

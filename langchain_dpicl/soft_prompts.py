@@ -261,6 +261,7 @@ class PromptDPSGD:
         share = declare_share(
             private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[self.engine]
         )
+        # A checkpoint from elsewhere must not bring weights that this share has not paid for.
         _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
         return TrainingRun(
             private,

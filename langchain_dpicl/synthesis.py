@@ -169,6 +169,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         label_key = _label_key(private, open_label_key, open_labels)
         segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
         if open_label_key is not None and open_labels is None:
+            # An open label is private text: it is generated before the text, at a cost of its own.
             segments = (Segment("label", max_label_tokens), *segments)
         clipping = {"clip": clip, "blend_weight": blend_weight, "center": center}
         tested = {"free_tokens": free_tokens, "private_tokens": private_tokens}
@@ -209,8 +210,10 @@ class DemonstrationSynthesizer(Generation[Draft]):
             candidates=script.candidates,
             partition=private.dataset_id,
         )
+        # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         name = component if component is not None else spender.fresh_name("few-shot")
+        # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
         share = declare_share(
             private,
@@ -234,6 +237,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         for block in (block for tickets in draft.tickets.values() for block in tickets):
             if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
                 back = block.reservation.give_back()
+                # An unfinished draft reserves the returned tickets again in its next run; a finished one needs none.
                 block.owed, block.reservation = (0 if draft.done else back), None
                 events.tickets -= back
 
@@ -241,6 +245,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         self._reserve(draft, events)
         yield from write_draft(self._script, draft, self._open, lambda: tick(bar))
         if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
+            # The partition of a label is secret and no longer needed.
             self._deals.finish(draft.label)
 
     def _job(self, draft: Draft) -> DraftJob:
@@ -263,6 +268,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
         if self._deals is not None:
             events.tickets += self._deals.reserve(draft.label)
             for number, tickets in draft.tickets.items():
+                # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
                 tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
             return
         for number, tickets in draft.tickets.items():

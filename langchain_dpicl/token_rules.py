@@ -113,6 +113,7 @@ class TokenRule:
             )
         unit = self._range_of(1.0, sampler, num_rows, adjacency)  # the range grows in proportion to the clip
         if self.clip is not None and self.temperature is not None:
+            # temperature = noise_multiplier * range, and the range is unit * clip: two of the three decide the third.
             noise_multiplier = self.temperature / (unit * self.clip)
         clip = self.clip
         if clip is None:

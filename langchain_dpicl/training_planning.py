@@ -15,6 +15,7 @@ from langchain_dpicl.privacy._validate import (
     check_delta,
     check_int,
     check_positive,
+    fail,
 )
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.amounts import check_name
@@ -80,7 +81,10 @@ class TrainingPlan:
     @property
     def l2_clip_norm(self) -> float:
         """Bound on the L2 norm of a unit's gradient."""
-        return _clip_of(self.release)
+        aggregation = self.release.aggregation
+        if not isinstance(aggregation, ClippedGradientSum):
+            raise fail("aggregation", "clipped gradients", aggregation.name, "Plan with plan_training.")
+        return aggregation.l2_clip_norm
 
     @property
     def average_factor(self) -> float:
@@ -210,9 +214,3 @@ def steps_of(public_size: int, expected_batch_size: int, *, steps: int | None, e
     # The decimal number as written: the float 1.1 is slightly larger, which could add a step.
     passes = Fraction(repr(check_positive("epochs", epochs)))
     return math.ceil(passes * public_size / expected_batch_size)
-
-
-def _clip_of(release: ReleasePlan) -> float:
-    if not isinstance(release.aggregation, ClippedGradientSum):
-        raise ConfigurationError("aggregation: expected clipped gradients, found another sum. Plan with plan_training.")
-    return release.aggregation.l2_clip_norm

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_dpicl._optimizers import Floats, Optimizer, OptimizerState
 from langchain_dpicl._progress import carrying, new_bar
-from langchain_dpicl._runs import StreamedRun, report_of
+from langchain_dpicl._runs import StreamedRun, attempt, report_of
 from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl._training_options import AskLoss, ExampleFields, Validation
 from langchain_dpicl.backends.aside import Aside
@@ -22,7 +22,6 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.callbacks import shown_left
 from langchain_dpicl.exceptions import (
     ConfigurationError,
-    ModelCallError,
     TrainingInterruptedError,
 )
 from langchain_dpicl.privacy._validate import fail
@@ -157,12 +156,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
             self._bar(progress, remaining) as bar,
         ):
             while self.step < self.plan.steps:
-                failure, step = "", None
-                try:
-                    step = drive(self._step(events))
-                except ModelCallError as error:
-                    failure = str(error)
-                yield self._told(step, failure, bar)
+                yield self._told(*drive(attempt(self._step(events))), bar)
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
         """Async version of `stream`."""
@@ -173,12 +167,8 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
                 async with tickets as remaining:
                     with self._bar(progress, remaining) as bar:
                         while self.step < self.plan.steps:
-                            failure, told = "", None
-                            try:
-                                told = await adrive(self._step(events), is_slow=is_slow)
-                            except ModelCallError as error:
-                                failure = str(error)
-                            step = self._told(told, failure, bar)
+                            made = await adrive(attempt(self._step(events)), is_slow=is_slow)
+                            step = self._told(*made, bar)
                             tickets.is_at_yield = True
                             yield step
                             tickets.is_at_yield = False
@@ -189,6 +179,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
             ticket = self._ticket(events)
             if ticket is None:
                 return None
+            # Tested once per call of `stream`, with synthetic text.
             if not self._is_tried and (failure := (yield AskCheck(self.engine, self.weights))):
                 raise failure  # before the ticket burns
             self._is_tried = True
@@ -254,6 +245,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         on_disk = Checkpoint.load(self._checkpoint, **sizes)
         # Ctrl-C may come between the write and the update of `_on_file`.
         ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
+        # The component is compared too: two fresh runs have equal states.
         if not ours or on_disk.component != self._share.component:
             advice = "Prepare the run again to continue from the file, or pass another file."
             raise fail("checkpoint", "the state that this run stored", "one that another run stored", advice)

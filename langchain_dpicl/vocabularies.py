@@ -48,6 +48,7 @@ def public_vocabulary(
             )
         return words_of_it
     tables, left_out = load_tables(), frozenset(stop_words)
+    # The embedded model's tokens that begin with a blank are whole words; unigram counts rank them.
     pieces = (token.decode("utf-8", "ignore") for token in tables.token_bytes)
     words = {
         piece[1:]: float(tables.unigram[place])

@@ -106,6 +106,7 @@ class Script:
         if self.open_labels is not None and not draft.values:
             pick = int(SYSTEM_RANDOM.integers(len(self.open_labels), 1)[0])
             draft.values[str(self.wording.label_key)] = self.open_labels[pick]
+        # A declared label is public; an open one is drawn or generated, and is then in `values`.
         declared = {self.wording.label_key: draft.label} if draft.label is not None and self.wording.label_key else {}
         return {**declared, **draft.values}
 
@@ -120,6 +121,7 @@ class Script:
         if block is not None:
             logits = yield from block.public_logits()
             return self._narrowed(Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher)
+        # A grammar may forbid all of the top K, so it needs the whole vocabulary where the engine has it.
         if self.needs_logits or (matcher is not None and self.backend.max_top_k is None):
             top_k = len(self.backend.vocabulary())
         else:
@@ -145,6 +147,7 @@ class Script:
         if len(others) and not prefix:
             return others
         if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
+            # EOS outside the top K is added with logit -inf, so that a text can always end.
             end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
         return others.joined(end)
 
@@ -215,6 +218,8 @@ def write_draft(script: Script, draft: Draft, opener: Opener, tick: Callable[[],
         if segment.name == "text":
             writer.follow(script.grammar)
         for length, ticket in () if writer.has_ended() else _unburnt(draft):
+            # The first domain is computed before the block opens: a failing public model must not burn a ticket.
+            # A fused engine computes the public row inside the block, with the private ones.
             domain = None if script.is_fused else (yield from writer.domain(None))
             if writer.has_ended():  # nothing that the grammar allows is a candidate
                 break
@@ -329,14 +334,7 @@ def make_script(
     """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
-    template = getattr(generation_prompt, "template", generation_prompt)
-    wording = GenerationWording(
-        instruction=instruction if instruction is not None else _default_instruction(private.text_key, label_key),
-        template=template if template is not None else GenerationWording.default_template(private.text_key, label_key),
-        text_key=private.text_key,
-        label_key=label_key,
-        fields=tuple(private.fields),
-    )
+    wording = generation_wording(private.text_key, label_key, private.fields, instruction, generation_prompt)
     check_example_prompt(example_prompt, wording)
     labels = None if open_labels is None else tuple(open_labels)
     rules = check_rules(backend, public_top_k, stop)
@@ -389,5 +387,16 @@ def check_example_prompt(example_prompt: Any, wording: GenerationWording) -> Non
         raise fail("example_prompt", "a prompt template that formats text fields", problem)
 
 
-def _default_instruction(text_key: str, label_key: str | None) -> str:
-    return f"Write a {text_key}." if label_key is None else f"Write a {text_key} for the given {label_key}."
+def generation_wording(
+    text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
+) -> GenerationWording:
+    """Returns the prompts of a generation, with defaults for instruction and template."""
+    template = getattr(generation_prompt, "template", generation_prompt)
+    of_label = "" if label_key is None else f" for the given {label_key}"
+    return GenerationWording(
+        instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
+        template=GenerationWording.default_template(text_key, label_key) if template is None else template,
+        text_key=text_key,
+        label_key=label_key,
+        fields=tuple(fields),
+    )

@@ -445,40 +445,6 @@ class TestEnginesOfTopTokens:
         assert bound.closing([b'{"name": "', b"Jo"]) == (b'", "city": ""}',)
 
 
-class TestRestrict:
-    MODEL = words("a", "b", "c", "x", "y")  # columns 0 to 4, and the end in 5
-
-    def start(self) -> Matcher:
-        return Grammar.regex("[abc]+").bind(self.MODEL).start([b"a"])
-
-    def test_ranks_what_is_allowed_of_a_domain(self) -> None:
-        scores = np.array([1.0, 3.0, 2.0, 9.0, 8.0, 2.5])
-        assert self.start().restrict(np.array([0, 1, 3]), scores).tolist() == [1, 5, 0]
-        assert self.start().restrict(None, scores).tolist() == [1, 5, 2, 0]
-
-    def test_fills_a_domain_that_holds_too_little(self) -> None:
-        scores = np.array([1.0, 3.0, 2.0, 9.0, 8.0, -4.0])
-        domain = np.array([3, 4, 0])
-        assert self.start().restrict(domain[:2], scores).tolist() == [1, 5]
-        assert self.start().restrict(domain, scores, least=2).tolist() == [1, 0, 5]
-        assert self.start().restrict(domain, scores, least=9).tolist() == [1, 2, 0, 5]
-        assert self.start().restrict(domain, scores, least=0).tolist() == [0, 5]
-
-    def test_offers_the_end_only_where_it_is_allowed(self) -> None:
-        start = Grammar.regex("[abc]+").bind(self.MODEL).start()
-        assert start.restrict(np.array([0, 5]), np.zeros(6)).tolist() == [0]
-
-    def test_ranks_scores_that_are_none_last_and_ties_by_column(self) -> None:
-        scores = np.array([np.nan, -np.inf, 0.0, 0.0, 0.0, 0.0])
-        assert self.start().restrict(None, scores).tolist() == [2, 5, 0, 1]
-
-    def test_wants_a_score_for_each_token(self) -> None:
-        with pytest.raises(ConfigurationError, match="scores"):
-            self.start().restrict(None, np.zeros(3))
-        with pytest.raises(ConfigurationError, match="least"):
-            self.start().restrict(None, np.zeros(6), least=-1)
-
-
 class TestClosing:
     @pytest.mark.parametrize(
         ("cut", "ending"),
