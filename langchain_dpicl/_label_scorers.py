@@ -60,11 +60,11 @@ class _WholeLabels:
         return self._checked(await self._engine.ascore_choices(prompts, self._continuations), len(prompts))
 
     def _checked(self, rows: object, count: int) -> list[Row | ModelCallError]:
-        found = np.asarray(rows, dtype=np.float64)
+        scores = np.asarray(rows, dtype=np.float64)
         expected = (count, len(self._continuations))
-        if found.shape != expected:
-            raise ModelCallError(f"score: expected shape {expected}, found {found.shape}.")
-        return list(found)
+        if scores.shape != expected:
+            raise ModelCallError(f"score: expected shape {expected}, found {scores.shape}.")
+        return list(scores)
 
 
 class _OneByOne(ABC):
@@ -177,11 +177,7 @@ class _FirstTokens(_OneByOne):
 
 
 def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[str, ...]) -> LabelScorer:
-    """Returns the best scorer of fixed continuations that the engine allows; at most `limit` calls run at once.
-
-    Raises:
-      ConfigurationError: the engine could not tell the continuations apart.
-    """
+    """Returns the best scorer of fixed continuations that the engine allows; at most `limit` calls run at once."""
     if isinstance(engine, PublicChoiceBackend):
         return _PublicChoices(engine, continuations)
     if isinstance(engine, ChoiceBackend):
@@ -190,14 +186,10 @@ def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[
 
 
 def settled(
-    found: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
+    rows: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
 ) -> list[Row | ModelCallError]:
-    """Returns the rows, with a vote for `otherwise`, or an error, in the place of those that name no label.
-
-    Raises:
-      ModelCallError: the first error, unless `keep_errors`.
-    """
-    outcomes = [row if _names_a_label(row) else _unnamed(labels, otherwise) for row in found]
+    """Returns the rows, with a vote for `otherwise`, or an error, in the place of those that name no label."""
+    outcomes = [row if _names_a_label(row) else _unnamed(labels, otherwise) for row in rows]
     for outcome in outcomes:
         if isinstance(outcome, ModelCallError) and not keep_errors:
             raise outcome

@@ -52,11 +52,7 @@ class VotingTask:
         content_free: Sequence[str],
         **wording: Any,
     ) -> VotingTask:
-        """Checks the options and fills in defaults; `wording` is what `wording_of` takes.
-
-        Raises:
-          ConfigurationError: an option is out of range.
-        """
+        """Checks the options and fills in defaults; `wording` is what `wording_of` takes."""
         answers = labels_of(private, labels)
         texts = texts_of(answers, verbalizers)
         words = wording_of(private, texts=texts, **wording)
@@ -102,8 +98,8 @@ def texts_of(
     if verbalizers is None:
         return {label: (f" {label}",) for label in labels}
     if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
-        found = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
-        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", found)
+        shown = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
+        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", shown)
     listed = {label: verbalizers[label] for label in labels}
     return {
         label: distinct_texts("verbalizers", [texts] if isinstance(texts, str) else texts, least=1)
@@ -221,13 +217,9 @@ def packed_votes(outcome: VoteOutcome) -> list[Any]:
     return [None if place is None else int(place), votes]
 
 
-def unpacked_votes(kept: Any, *, width: int) -> VoteOutcome:
-    """Returns an outcome as it was kept, among so many labels.
-
-    Raises:
-      ValueError, TypeError: it is none.
-    """
-    place, votes = kept
+def unpacked_votes(stored: Any, *, width: int) -> VoteOutcome:
+    """Returns an outcome as it was kept, among so many labels."""
+    place, votes = stored
     if not (place is None or (type(place) is int and 0 <= place < width)):
         raise ValueError("no label")
     if votes is None:

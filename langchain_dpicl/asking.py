@@ -60,9 +60,9 @@ class TaskWording:
         object.__setattr__(self, "_variables", tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix)))))
         used = _names(self._example)
         if not used or (unknown := sorted(set(used) - set(self.fields))):
-            found = unknown if used else self.example_prompt
+            wrong = unknown if used else self.example_prompt
             advice = "Declare further fields with PrivateExamples(fields=...)."
-            raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", found, advice)
+            raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)
         if not self.input_variables:
             raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)
 
@@ -76,33 +76,26 @@ class TaskWording:
         """The fields that an example shows, in the order in which they appear."""
         return tuple(dict.fromkeys(_names(self._example)))
 
-    def query(self, given: Any) -> Query:
+    def query(self, value: Any) -> Query:
         """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
 
         Lists, such as retrieved documents, are joined by blank lines. They are part of the query: public. Of several
         chat messages the roles are written as well; of one alone they are not.
-
-        Raises:
-          ConfigurationError: a variable is missing, or the input is of another type.
         """
         names = self.input_variables
-        if not isinstance(given, Mapping):
+        if not isinstance(value, Mapping):
             if len(names) > 1:
-                raise fail("input", f"a dict with {list(names)}", type(given).__name__)
-            if isinstance(given, Sequence) and not given and not isinstance(given, str):
-                raise fail("input", "text", given)
-            return (public_text("input", given),)
-        missing = [name for name in names if name not in given]
+                raise fail("input", f"a dict with {list(names)}", type(value).__name__)
+            if isinstance(value, Sequence) and not value and not isinstance(value, str):
+                raise fail("input", "text", value)
+            return (public_text("input", value),)
+        missing = [name for name in names if name not in value]
         if missing:
             raise fail("input", f"a dict with {list(names)}", f"{missing} missing")
-        return tuple(public_text(f"input[{name!r}]", given[name]) for name in names)
+        return tuple(public_text(f"input[{name!r}]", value[name]) for name in names)
 
     def with_content(self, query: Query, text: str) -> Query:
-        """Returns the query with `text` in place of its content: of its one variable, or of `input`.
-
-        Raises:
-          ConfigurationError: several variables, none of which is called `input`.
-        """
+        """Returns the query with `text` in place of its content: of its one variable, or of `input`."""
         names = self.input_variables
         if len(names) == 1:
             return (text,)
@@ -133,11 +126,7 @@ class TaskWording:
 
 
 def template_text(name: str, template: Any) -> str:
-    """Returns the text of an f-string template: a str or a `PromptTemplate` without partial variables.
-
-    Raises:
-      ConfigurationError: another type or template format.
-    """
+    """Returns the text of an f-string template: a str or a `PromptTemplate` without partial variables."""
     if isinstance(template, str):
         return template
     text = getattr(template, "template", None)
@@ -156,11 +145,12 @@ def _pieces(name: str, template: Any) -> Pieces:
     except (ValueError, TypeError):
         parsed = None
     plain = parsed is not None and not any(
-        found is not None and (not found.isidentifier() or spec or conversion) for _, found, spec, conversion in parsed
+        name_of is not None and (not name_of.isidentifier() or spec or conversion)
+        for _, name_of, spec, conversion in parsed
     )
     if parsed is None or not plain:
         raise ConfigurationError(f"{name}: expected plain {{field}} names in an f-string template, found {template!r}.")
-    return tuple((literal, found) for literal, found, _, _ in parsed)
+    return tuple((literal, name_of) for literal, name_of, _, _ in parsed)
 
 
 def _names(pieces: Pieces) -> tuple[str, ...]:
@@ -179,22 +169,18 @@ def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mappi
 
 
 def public_text(name: str, value: Any) -> str:
-    """Returns the text of a public value: text, a number, one of LangChain's carriers of text, or a list of those.
-
-    Raises:
-      ConfigurationError: it is none of them.
-    """
+    """Returns the text of a public value: text, a number, one of LangChain's carriers of text, or a list of those."""
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
-    found = _content(value)
-    if found is None:
+    text = _content(value)
+    if text is None:
         expected = "text, a message, a prompt value, a document, or a list of such"
         raise fail(name, expected, type(value).__name__)
-    return found
+    return text
 
 
 def _content(value: Any) -> str | None:

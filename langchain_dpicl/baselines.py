@@ -308,10 +308,10 @@ def label_votes_without_privacy(
     totals = [
         drive(
             release_once_without_privacy(
-                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(given), width=len(task.labels)
+                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(asked_query), width=len(task.labels)
             )
         )
-        for given in asked
+        for asked_query in asked
     ]
     public = {"baseline": "votes without noise", **task.to_dict(), **reads}
     sampling = {"sampler": plan.sampler.to_dict(), "aggregation": plan.aggregation.to_dict()}

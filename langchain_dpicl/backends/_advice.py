@@ -35,12 +35,12 @@ class Fact:
     model: str = ""
     said: str = ""
 
-    def applies(self, kind: str, model: str, said: str) -> bool:
+    def applies(self, kind: str, model: str, detail: str) -> bool:
         """Whether every pattern of this row matches."""
         return bool(
             re.match(self.kind, kind)
             and re.match(f"(.*/)?({self.model})", model, re.IGNORECASE)
-            and re.search(self.said, said, re.IGNORECASE)
+            and re.search(self.said, detail, re.IGNORECASE)
         )
 
 
@@ -149,55 +149,50 @@ FACTS = (
 )
 
 
-def advice(kind: str, model: str, said: str = "") -> str:
+def advice(kind: str, model: str, detail: str = "") -> str:
     """Returns what to do about a model without log-probabilities.
-
-    Args:
-      kind: name of its class.
-      model: its public name.
-      said: why a public call was rejected; "": it was not, the answer has none.
 
     >>> advice("ChatOpenAI", "gpt-5.1")
     "OpenAI's gpt-5.1 and its successors report them only without reasoning: ChatOpenAI(..., reasoning_effort='none')."
     """
-    return _first(FACTS, kind, model, said)
+    return _first(FACTS, kind, model, detail)
 
 
-def whole_vocabulary(kind: str, model: str, said: str = "", *, asked: int) -> str:
+def whole_vocabulary(kind: str, model: str, detail: str = "", *, asked: int) -> str:
     """Is `advice` where the whole vocabulary was asked for, by so many tokens."""
-    if "HTTP 4" in said and not elsewhere(said):
+    if "HTTP 4" in detail and not elsewhere(detail):
         return (
             "The whole vocabulary was asked for: vLLM reports it when it is started with --max-logprobs -1, llama.cpp "
             "for its size as full_vocabulary. Otherwise leave full_vocabulary out."
         )
-    if not said and asked == -1:
+    if not detail and asked == -1:
         return (
             "Not every server knows -1: llama.cpp takes the size of the vocabulary as full_vocabulary. Otherwise: "
             f"{advice(kind, model)}"
         )
-    return advice(kind, model, said)
+    return advice(kind, model, detail)
 
 
-def elsewhere(said: str) -> str:
+def elsewhere(detail: str) -> str:
     """Returns what to do where the fault lies in the key, the account, the address or a bound argument; else "".
 
     >>> elsewhere("BadRequestError (HTTP 400): no logprobs here")
     ''
     """
-    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", said) if said else ""
+    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", detail) if detail else ""
 
 
-def also(said: str, own: str) -> str:
+def also(detail: str, own: str) -> str:
     """Returns an engine's own advice after what `elsewhere` knows; one of the two where that says it all.
 
     >>> also("BadRequestError (HTTP 400): no", "Take another model.")
     'Take another model.'
     """
-    known = elsewhere(said)
-    if known and known == _first(ACCOUNT, "", "", said):
+    known = elsewhere(detail)
+    if known and known == _first(ACCOUNT, "", "", detail):
         return known
     return own if "base_url" in known and "base_url" in own else f"{known} {own}".lstrip()
 
 
-def _first(facts: Sequence[Fact], kind: str, model: str, said: str) -> str:
-    return next((fact.advice for fact in facts if fact.applies(kind, model, said)), "")
+def _first(facts: Sequence[Fact], kind: str, model: str, detail: str) -> str:
+    return next((fact.advice for fact in facts if fact.applies(kind, model, detail)), "")

@@ -51,11 +51,7 @@ class Body:
         self._parts: list[bytes] = []
 
     def add(self, chunk: bytes) -> None:
-        """Takes the next bytes as they came.
-
-        Raises:
-          TooLargeError: there are more than `limit` bytes, received or decoded.
-        """
+        """Takes the next bytes as they came."""
         self._received += len(chunk)
         if self._received > self._limit:
             raise TooLargeError

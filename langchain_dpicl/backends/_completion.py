@@ -56,9 +56,9 @@ def requests_for(
     """
     sent = {"stop": list(stop)[:_MOST_STOPS_SENT]} if stop and not is_chat else {}
     asked = {**GREEDY, "max_tokens": whole("max_tokens", max_tokens), **sent, **(options or {})}
-    given = {name: value for name, value in asked.items() if value is not None}
+    arguments = {name: value for name, value in asked.items() if value is not None}
     render: Render = (lambda text: [HumanMessage(text)]) if is_chat else (lambda text: text)
-    return [Request(prompt, render, given, explain=explain) for prompt in prompts]
+    return [Request(prompt, render, arguments, explain=explain) for prompt in prompts]
 
 
 def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
@@ -78,5 +78,5 @@ def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
 
 
 def _end(answer: Hidden[Any], stop: Sequence[str]) -> int:
-    found = [answer.reveal().text.find(text) for text in stop]
-    return min([place for place in found if place >= 0], default=len(answer.reveal().text))
+    places = [answer.reveal().text.find(text) for text in stop]
+    return min([place for place in places if place >= 0], default=len(answer.reveal().text))

@@ -99,10 +99,10 @@ async def _timed(passage: Passage) -> AsyncIterator[None]:
 
 def _prepare(passage: Passage, client: Any, request: Any) -> None:
     """Notes where a request goes, and limits each single wait by the time that is left."""
-    left = passage.left()
+    remaining = passage.left()
     waits = request.extensions.get("timeout") or {}
     waits = {name: waits.get(name) for name in ("connect", "read", "write", "pool")}
-    capped = {name: left if wait is None else min(wait, left) for name, wait in waits.items()}
+    capped = {name: remaining if wait is None else min(wait, remaining) for name, wait in waits.items()}
     request.extensions = {**request.extensions, "timeout": capped}
     passage.hosts[request.url.netloc.decode("ascii", "replace")] = None
     with contextlib.suppress(Exception):  # transports that users write have no pool
@@ -159,12 +159,12 @@ def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout:
         return inner(stream, buffer, timeout)
     errors = _errors(stream)
     with _as_timeout(errors.WriteTimeout):
-        left = at_most(timeout, passage.left())
+        remaining = at_most(timeout, passage.left())
     if stream.get_extra_info("ssl_object") is not None:
-        return inner(stream, buffer, left)  # one wait for all of it
+        return inner(stream, buffer, remaining)  # one wait for all of it
     try:
         plain = stream.get_extra_info("socket")  # here `inner` would wait anew for every part that the peer takes
-        plain.settimeout(left)
+        plain.settimeout(remaining)
         return plain.sendall(buffer)
     except TimeoutError as error:
         raise errors.WriteTimeout(str(error)) from error
@@ -226,8 +226,8 @@ def refuse_other_transports(model: Any) -> None:
     todo, seen = [(model, 0)], {id(model)}
     for thing, depth in todo:  # it grows
         tops = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
-        if found := tops & _OTHER_TRANSPORTS:
-            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(found)}, {_UNLIMITED}")
+        if transports := tops & _OTHER_TRANSPORTS:
+            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(transports)}, {_UNLIMITED}")
         if depth == _DEPTH or tops & {"httpx", "httpx2", "torch"}:
             continue
         for value in _held(thing):
@@ -255,11 +255,7 @@ _hooks: dict[str, tuple[Hook, ...]] = {}
 
 
 def look_after_door() -> bool:
-    """Sets the guards that are missing on what has been imported; says whether a client was new.
-
-    Raises:
-      UnsilencableModelError: an HTTP client is there in a version whose methods are not known here.
-    """
+    """Sets the guards that are missing on what has been imported; says whether a client was new."""
     is_new = _find_clients()
     for hooks in tuple(_hooks.values()):
         for hook in hooks:
@@ -290,9 +286,9 @@ def _hook(owner: type, name: str, act: Callable[..., Any], arguments: int) -> Ho
     getattr(owner, name)
 
     def attempt() -> None:
-        found = getattr(owner, name)(*[None] * arguments)
-        if asyncio.iscoroutine(found):
-            found.close()
+        result = getattr(owner, name)(*[None] * arguments)
+        if asyncio.iscoroutine(result):
+            result.close()
 
     return Hook(owner, name, act, attempt)
 

@@ -225,10 +225,10 @@ def count_level(streams: Mapping[str, Ints], order: int, recipe: Recipe) -> Leve
     base, keys, discounted, counts = recipe.vocabulary, [], [], []
     for name, stream in streams.items():
         if order == recipe.order:
-            found, number = np.unique(ngrams(stream, order, base), return_counts=True)
+            ngram_keys, number = np.unique(ngrams(stream, order, base), return_counts=True)
         else:
-            found, number = _continuations(stream, order, base)
-        keys.append(found)
+            ngram_keys, number = _continuations(stream, order, base)
+        keys.append(ngram_keys)
         counts.append(recipe.weight(name) * number)
         discounted.append(recipe.weight(name) * (number - recipe.discount))
     entries, place = np.unique(np.concatenate(keys), return_inverse=True)
@@ -247,7 +247,7 @@ def _find(sorted_keys: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
 def prune(levels: Sequence[Level], unigram: Floats, recipe: Recipe) -> list[Level]:
     """Drops n-grams that their backoff predicts nearly as well; the prefix of a kept n-gram is kept."""
     base = recipe.vocabulary
-    kept: list[Level] = []
+    pruned: list[Level] = []
     parents = np.empty(0, np.int64)
     for depth in range(len(levels) - 1, -1, -1):
         level = levels[depth]
@@ -262,8 +262,8 @@ def prune(levels: Sequence[Level], unigram: Floats, recipe: Recipe) -> list[Leve
         gain = level.probabilities * level.totals[level.owner] * np.log(full / lower)
         level = level.keep((gain > recipe.thresholds[depth]) | np.isin(level.keys, parents), base)
         parents = np.unique(level.keys // base)
-        kept.insert(0, level)
-    return kept
+        pruned.insert(0, level)
+    return pruned
 
 
 def pack_trie(levels: Sequence[Level], base: int) -> dict[str, NDArray[np.generic]]:

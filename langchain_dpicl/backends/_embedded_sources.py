@@ -149,16 +149,8 @@ SOURCES: Mapping[str, TracedFile] = {
 
 
 def traced(paths: list[Path], sources: Mapping[str, TracedFile]) -> dict[str, dict[str, object]]:
-    """Returns what the manifest says of each corpus file: its hash and its works.
-
-    Args:
-      paths: the files that the tables are to be built from.
-      sources: what each of them has to be, by file name.
-
-    Raises:
-      ConfigurationError: a file has no entry, or is not the one that was compared with its repositories.
-    """
-    found: dict[str, dict[str, object]] = {}
+    """Returns what the manifest says of each corpus file: its hash and its works."""
+    entries: dict[str, dict[str, object]] = {}
     for path in paths:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         known = sources.get(path.name)
@@ -168,5 +160,5 @@ def traced(paths: list[Path], sources: Mapping[str, TracedFile]) -> dict[str, di
                 f"{digest}. Text counts only with repository, commit and licence: compare it with its repository at a "
                 "commit whose licence you have read, and name both in _embedded_sources.py and NOTICE."
             )
-        found[path.name] = {"sha256": digest, "sources": [asdict(source) for source in known.sources]}
-    return found
+        entries[path.name] = {"sha256": digest, "sources": [asdict(source) for source in known.sources]}
+    return entries

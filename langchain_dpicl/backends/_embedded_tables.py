@@ -106,9 +106,9 @@ class Tables:
             if entries is None:
                 continue
             level = self._levels[length - 1]
-            found = level.probabilities[entries]
-            row *= 1.0 - found.sum()
-            row[level.tokens[entries]] += found
+            continuations = level.probabilities[entries]
+            row *= 1.0 - continuations.sum()
+            row[level.tokens[entries]] += continuations
         return row
 
     def _entries(self, context: Sequence[int]) -> slice | None:

@@ -32,19 +32,19 @@ _MEMOISED = type(functools.lru_cache(lambda: None))
 def refuse_keepers(embeddings: Embeddings) -> None:
     """Raises UnsilencableModelError for embeddings, or inner ones they hold, that keep texts or tell others of them."""
     for one in _all_of(embeddings):
-        kind, held = type(one).__name__, held_by(one)
-        if reason := _kept_by(type(one)) or next(filter(None, map(_kept_in, held, held.values())), ""):
+        kind, attributes = type(one).__name__, held_by(one)
+        if reason := _kept_by(type(one)) or next(filter(None, map(_kept_in, attributes, attributes.values())), ""):
             raise UnsilencableModelError(
                 f"expected embeddings that keep nothing, found {kind}, {reason}: private answers, or what they can be "
                 "guessed from, would stay there; pass the inner embeddings without a cache"
             )
-        for name, value in held.items():
+        for name, value in attributes.items():
             if any(isinstance(item, Runnable | BaseCallbackHandler | BaseCallbackManager) for item in _inside(value)):
                 raise UnsilencableModelError(
                     f"{kind} holds a runnable or callback handler in {name!r}, which would see the texts; "
                     "pass embeddings without it"
                 )
-        refuse_gateway(kind, held.values())
+        refuse_gateway(kind, attributes.values())
 
 
 def _all_of(embeddings: Embeddings) -> Iterator[Embeddings]:
@@ -84,8 +84,8 @@ def _is_memoised(value: Any) -> bool:
     value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     if not isinstance(value, _MEMOISED):
         return False
-    taken = inspect.signature(value.__wrapped__).parameters.values()
-    return len(taken) > (0 if is_static else 1) or any(one.kind is one.VAR_POSITIONAL for one in taken)
+    parameters = inspect.signature(value.__wrapped__).parameters.values()
+    return len(parameters) > (0 if is_static else 1) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 def _kept_in(name: str, value: Any) -> str:

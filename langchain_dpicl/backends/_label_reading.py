@@ -26,12 +26,7 @@ _FIRST_WORD = re.compile(r".[^\s!-/:-@\[-`{-~]*", re.DOTALL)
 
 
 def checked(verbalizers: object) -> tuple[tuple[str, ...], ...]:
-    """Returns the texts of each label.
-
-    Raises:
-      ConfigurationError: they are no lists of texts, fewer than two labels, a text is empty or no Unicode, or two
-        labels share one (white space around it does not count).
-    """
+    """Returns the texts of each label."""
     groups = _listed(verbalizers)
     rows = [_listed(texts) for texts in groups or ()]
     if groups is None or len(groups) < 2 or not all(row and all(map(_is_text, row)) for row in rows):
@@ -72,13 +67,7 @@ def kept(row: Sequence[float]) -> list[float]:
 
 
 def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list[float]:
-    """Returns [width] label probabilities: those of its texts, added.
-
-    Args:
-      texts: probability of each text.
-      places: the label of each text.
-      width: number of labels.
-    """
+    """Returns [width] label probabilities: those of its texts, added."""
     out = [0.0] * width
     for value, place in zip(texts, places, strict=True):
         out[place] += value
@@ -86,12 +75,7 @@ def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list
 
 
 def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
-    """Returns [width] the labels' shares of their common mass; zeros where there is none.
-
-    Args:
-      reported: (label, probability of one of its tokens); what is no number above 0 counts as 0.
-      width: number of labels.
-    """
+    """Returns [width] the labels' shares of their common mass; zeros where there is none."""
     out = [0.0] * width
     for place, value in reported:
         if 0.0 < value < math.inf:
@@ -105,11 +89,6 @@ def calibrated(own: list[float], content_free: Sequence[list[float]], *, least: 
 
     Content-free rows of zeros (their calls failed) are left out of the mean; without any other, or where `own` is
     zeros, `own` is returned as it is.
-
-    Args:
-      own: [labels] probabilities on the query.
-      content_free: [labels] each, on the content-free inputs of the same demonstrations.
-      least: no mean counts less than this.
 
     Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0.
     """
@@ -125,22 +104,14 @@ def calibrated(own: list[float], content_free: Sequence[list[float]], *, least: 
 
 
 def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tuple[Token, str]]) -> dict[Token, int]:
-    """Returns the tokens that begin texts of one label alone, and that label's place; case does not count.
-
-    Args:
-      labels: the texts of each label.
-      decoded: every token of the vocabulary and its text; white space in front of it does not count.
-
-    Raises:
-      ConfigurationError: a label has no token of its own.
-    """
+    """Returns the tokens that begin texts of one label alone, and that label's place; case does not count."""
     begun = _beginnings(labels)
-    found: dict[Token, int] = {}
+    label_of: dict[Token, int] = {}
     for token, text in decoded:
         place = begun.get(text.lstrip().casefold())
         if place is not None:
-            found[token] = place
-    return _each_has_one(labels, found, set(found.values()))
+            label_of[token] = place
+    return _each_has_one(labels, label_of, set(label_of.values()))
 
 
 def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
@@ -148,12 +119,9 @@ def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
 
     With a space in front and without; as written, in lower and upper case, and capitalised; whole characters only. A
     beginning that runs beyond the first word is taken, but tells no labels apart: tokens hardly ever do.
-
-    Raises:
-      ConfigurationError: a label has no beginning of its own in its first word.
     """
     begun = _beginnings(labels)
-    found: dict[Token, int] = {}
+    label_of: dict[Token, int] = {}
     served: set[int] = set()
     for text in chain.from_iterable(map(_spellings, chain.from_iterable(labels))):
         word = _FIRST_WORD.match(text)
@@ -161,13 +129,13 @@ def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
             place = begun.get(text[:length].casefold())
             if place is not None:
                 token = text[:length].encode()
-                found[token] = found[b" " + token] = place
+                label_of[token] = label_of[b" " + token] = place
                 if word is not None and length <= word.end():
                     served.add(place)
-    return _each_has_one(labels, found, served)
+    return _each_has_one(labels, label_of, served)
 
 
-def _each_has_one(labels: Sequence[Sequence[str]], found: dict[Token, int], served: set[int]) -> dict[Token, int]:
+def _each_has_one(labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int]) -> dict[Token, int]:
     missing = [texts for place, texts in enumerate(labels) if place not in served]
     if missing:
         raise ConfigurationError(
@@ -175,7 +143,7 @@ def _each_has_one(labels: Sequence[Sequence[str]], found: dict[Token, int], serv
             f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
             'the first word of another, or take votes="text"'
         )
-    return found
+    return label_of
 
 
 def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:

@@ -53,18 +53,7 @@ class OtherBackend(PublicChoiceBackend, Protocol):
 
 
 def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer[Any]:
-    """Returns the best way to score labels that the engine allows.
-
-    Args:
-      engine: scores choices, or next tokens.
-      labels: the texts of each label.
-      other: whether a column more, at the end, counts answers that name no label.
-
-    Raises:
-      ConfigurationError: the engine cannot tell the labels apart; or it gives probabilities, and `other` is asked for.
-      CapabilityError: it scores neither choices nor next tokens, or reports top tokens that are not bytes; or it
-        cannot tell an answer without a label from a failed call, and `other` is asked for.
-    """
+    """Returns the best way to score labels that the engine allows."""
     if isinstance(engine, ChoiceBackend):
         choices = _Choices(engine, labels)
         return _WithOther(engine, choices) if other else choices
@@ -115,19 +104,11 @@ class Scorer(ABC, Generic[S]):
         return self
 
     def batch(self, rows: object, num_prompts: int) -> list[list[float] | None]:
-        """Returns the label probabilities after each public prompt; None: the call failed, or names no label.
-
-        Args:
-          rows: what `score` gave for the prompts.
-          num_prompts: number of prompts.
-
-        Raises:
-          ModelCallError: the engine answered with something else than rows.
-        """
-        found = fitting(rows, num_prompts, self.columns)
-        if found is None:
+        """Returns the label probabilities after each public prompt; None: the call failed, or names no label."""
+        scores = fitting(rows, num_prompts, self.columns)
+        if scores is None:
             raise _misshapen(num_prompts, self.columns)
-        return [row if any(row) else None for row in map(self.read, self.split(found))]
+        return [row if any(row) else None for row in map(self.read, self.split(scores))]
 
     def row(self, scores: Sequence[S | None]) -> list[float]:
         """Returns the label probabilities of one row: of the query first, then of its content-free prompts."""
@@ -135,8 +116,8 @@ class Scorer(ABC, Generic[S]):
         own = [0.0] * self.width if first is None else self.read(first)
         if not free:
             return own
-        found = [[0.0] * self.width if one is None else self.read(one) for one in free]
-        return calibrated(own, found, least=self.least)
+        content_free = [[0.0] * self.width if one is None else self.read(one) for one in free]
+        return calibrated(own, content_free, least=self.least)
 
 
 class _Choices(Scorer[list[float]]):
@@ -183,10 +164,10 @@ class _Choices(Scorer[list[float]]):
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
     def _answer(self, scores: Rows) -> list[float]:
-        found = fitting(scores, 1, self.columns)
-        if found is None:
+        fitted = fitting(scores, 1, self.columns)
+        if fitted is None:
             raise _misshapen(1, self.columns)
-        row = self.read(self.split(found)[0])
+        row = self.read(self.split(fitted)[0])
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
                 "the engine has no likelihood for any label after a public prompt; check the model and the length of "
@@ -252,11 +233,11 @@ class _FirstTokens(Scorer[list[Reported]]):
             return await session.ascore(self._domain)
 
     def split(self, rows: Rows) -> list[list[Reported]]:
-        found: list[list[Reported]] = [[] for _ in rows]
+        per_row: list[list[Reported]] = [[] for _ in rows]
         at, columns = rows.nonzero()  # few: a top-k engine reports at most k of all beginnings
         for row, column, value in zip(at.tolist(), columns.tolist(), rows[at, columns].tolist(), strict=True):
-            found[row].append((self._places[column], value))
-        return found
+            per_row[row].append((self._places[column], value))
+        return per_row
 
     def read(self, scores: list[Reported]) -> list[float]:
         return shares(scores, self.width)
@@ -294,12 +275,12 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
 
 def _told_apart(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the texts of one label that an answer can tell apart; the first of those that it cannot."""
-    found: list[str] = []
+    distinct: list[str] = []
     for text in texts:
         with contextlib.suppress(ConfigurationError):  # the rule is that of `Names`; each text is known to be one
-            Names([*found, text])
-            found.append(text)
-    return tuple(found)
+            Names([*distinct, text])
+            distinct.append(text)
+    return tuple(distinct)
 
 
 def _no_other(kind: str) -> ConfigurationError:

@@ -97,11 +97,7 @@ class Passage:
         return RefusedReplyError(f"a reply of a private model call was refused: {self._kind}")
 
     def left(self) -> float:
-        """Returns the seconds that are left, above 0; the first call starts the clock.
-
-        Raises:
-          RefusedReplyError: no time is left, or an exchange of the attempt was refused before.
-        """
+        """Returns the seconds that are left, above 0; the first call starts the clock."""
         now = time.monotonic()
         self._ends = now + self._deadline if self._ends is None else self._ends
         if self._kind or now >= self._ends:
@@ -116,11 +112,6 @@ class Passage:
         """Refuses redirects, and interim replies that a client takes for the answer.
 
         The answer comes after an interim reply, so the next row on the connection would read it.
-
-        Args:
-          status: of the reply.
-          location: where it points to, if anywhere.
-          asked: the address that was asked.
         """
         if status < 200:
             raise self.refuse(f"an interim reply in the place of an answer (HTTP {status})")
@@ -188,23 +179,23 @@ def passage_of(call: Call) -> Passage | None:
     return call.passage.now() if isinstance(call.passage, Passage) else None
 
 
-def at_most(timeout: float | None, left: float) -> float:
+def at_most(timeout: float | None, remaining: float) -> float:
     """Returns the shorter of two waits; None is no limit."""
-    return left if timeout is None else min(timeout, left)
+    return remaining if timeout is None else min(timeout, remaining)
 
 
 @contextlib.contextmanager
 def waiting(passage: Passage, plain: Any) -> Iterator[None]:
     """Limits what a socket waits inside by the time that is left; one of an event loop does not wait."""
-    own, left = plain.gettimeout(), passage.left()
+    own, remaining = plain.gettimeout(), passage.left()
     if own == 0.0:
         yield
         return
-    plain.settimeout(at_most(own, left))
+    plain.settimeout(at_most(own, remaining))
     try:
         yield
     except TimeoutError:
-        if own is None or left <= own:
+        if own is None or remaining <= own:
             raise passage.late() from None
         raise
     finally:

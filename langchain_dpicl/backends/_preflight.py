@@ -83,11 +83,7 @@ _LITELLM_ADVICE = (
 
 
 def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
-    """Returns what a model takes and its doors.
-
-    Raises:
-      UnsilencableModelError: it is no chat, completion or decision model.
-    """
+    """Returns what a model takes and its doors."""
     if isinstance(model, BaseChatModel | BaseLLM):
         return ("chat" if isinstance(model, BaseChatModel) else "completion"), GENERATING
     if any((top_of(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
@@ -103,19 +99,19 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
 def refuse_open_models(model: Any) -> None:
     """Raises UnsilencableModelError for a model that tells others of its calls by its own making."""
     _refuse_overrides(type(model))
-    held, private = held_by(model), model.__pydantic_private__ or {}
+    attributes, private = held_by(model), model.__pydantic_private__ or {}
     declared = {name: getattr(model, name, None) for name in type(model).model_fields}
-    _refuse_company(type(model).__name__, {**{k: v for k, v in held.items() if k not in private}, **declared})
-    refuse_gateway(type(model).__name__, held.values())
+    _refuse_company(type(model).__name__, {**{k: v for k, v in attributes.items() if k not in private}, **declared})
+    refuse_gateway(type(model).__name__, attributes.values())
 
 
 def held_by(thing: Any) -> dict[str, Any]:
     """Returns the attributes of an object by name: those of pydantic's private and extra fields and slots as well."""
     slots = (name for base in type(thing).__mro__ for name in _names(vars(base).get("__slots__", ())))
-    held = {name: getattr(thing, name, None) for name in slots if not name.startswith("__")}
+    attributes = {name: getattr(thing, name, None) for name in slots if not name.startswith("__")}
     for more in ("__dict__", "__pydantic_private__", "__pydantic_extra__"):
-        held |= getattr(thing, more, None) or {}
-    return held
+        attributes |= getattr(thing, more, None) or {}
+    return attributes
 
 
 def _names(slots: Any) -> Iterable[str]:
@@ -215,10 +211,10 @@ class _Scene:
             self._mark(thing, vars(thing) if thing is self.model else vars(thing).values())
             requests = [(name, value) for name, value in vars(thing).copy().items() if _is_request(thing, name)]
             self._find(kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
-        for given in _given(thing):
-            self._mark(given, given)
+        for collection in _given(thing):
+            self._mark(collection, collection)
             # Hooks are told of each request. Those that users write are theirs, as transports are that they write.
-            hooks = [("event_hooks", hook) for hook in given if callable(hook)]
+            hooks = [("event_hooks", hook) for hook in collection if callable(hook)]
             for hook in hooks:
                 self._find(kind, [hook], is_strict=_is_installed_code(hook[1]))
         for base in kind.__mro__:
@@ -266,8 +262,10 @@ class _Scene:
             return f"{start}{culprit} stands before {where} and {_danger_and_advice(culprit)}"
         if not _switches.uses_litellm(self.things):
             return ""
-        told = _switches.litellm_trouble(self.model)
-        return f"{start}{told} would see or keep what it is asked and answers; {_LITELLM_ADVICE}" if told else ""
+        callbacks = _switches.litellm_trouble(self.model)
+        return (
+            f"{start}{callbacks} would see or keep what it is asked and answers; {_LITELLM_ADVICE}" if callbacks else ""
+        )
 
     def _mark(self, owner: Any, now: Any) -> None:
         self.marks[id(owner)] = (now, tuple(now))
@@ -319,9 +317,9 @@ def _things(model: Any) -> Iterator[tuple[Any, int]]:
             _make(thing, ["with_raw_response" if hasattr(type(thing), "create") else "messages"])
         # Asked of the class first: an object may answer to any name.
         is_pydantic = hasattr(type(thing), "__pydantic_private__")
-        held = [*vars(thing).items(), *((thing.__pydantic_private__ or {}).items() if is_pydantic else ())]
-        held += [("", item) for given in _given(thing) for item in given]
-        for name, item in held:
+        attributes = [*vars(thing).items(), *((thing.__pydantic_private__ or {}).items() if is_pydantic else ())]
+        attributes += [("", item) for collection in _given(thing) for item in collection]
+        for name, item in attributes:
             kind = type(item)
             is_known = _is_sdk(kind) or _is_http(kind)
             is_client = thing is model and "client" in name
@@ -342,8 +340,8 @@ def _given(thing: Any) -> list[Any]:
     if not _is_http(type(thing)):
         return []
     mounts, hooks = (vars(thing).get(name) for name in ("_mounts", "_event_hooks"))
-    found = [mounts.values()] if isinstance(mounts, dict) else []
-    return [*found, hooks.values(), *hooks.values()] if isinstance(hooks, dict) else found
+    collections = [mounts.values()] if isinstance(mounts, dict) else []
+    return [*collections, hooks.values(), *hooks.values()] if isinstance(hooks, dict) else collections
 
 
 def _clients(model: Any) -> list[str]:
@@ -403,7 +401,7 @@ def _is_request(thing: Any, name: str) -> bool:
     """Whether an attribute of a thing itself takes requests, or stands before a method of its class."""
     value = vars(thing).get(name)
     if type(value) is types.MethodType and _is_sdk(type(value.__self__)):
-        is_held = any(value.__self__ is held for held in [*vars(thing).values()])
+        is_held = any(value.__self__ is value_held for value_held in [*vars(thing).values()])
         if is_held and static(type(value.__self__), str(attribute(value, "__name__"))) is value.__func__:
             return False  # a resource keeps methods of the client that it keeps: those are looked at there
     fields = getattr(type(thing), "model_fields", None)

@@ -89,15 +89,15 @@ def probe(
     entries = wire.entries(reply)
     if any(spelled_by_id(entry) is not None for entry, _ in entries):
         load()
-    found = wire.read(reply)
-    if entries and not found:
+    reported = wire.read(reply)
+    if entries and not reported:
         _refuse_unreadable(name, entries)
     if not entries:
         raise NoLogprobsError(f"{name} answered a public probe without {what}. {about(kind, name)}")
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _continued(calls, wire, tests)
-    return Probed(wire, entries, found)
+    return Probed(wire, entries, reported)
 
 
 def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool) -> int:
@@ -106,9 +106,6 @@ def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool)
     A given number is held: the probe must bring that many entries. Two cases are no lack. Entries in a mapping from
     texts have lost those that share a text, hence the tenth of slack there. And a vocabulary may be smaller than the
     number; its probabilities sum to 1.
-
-    Raises:
-      CapabilityError: too few.
     """
     reported = len(entries)
     if is_given:
@@ -134,18 +131,18 @@ def refuse_partial_vocabulary(name: str, entries: Sequence[Entry], asked: int) -
 
     Entries that share a text may be merged, hence the tenth of slack.
     """
-    found, mass = len(entries), _mass(entries)
-    if found >= 0.9 * asked and mass >= _MOST:
+    count, mass = len(entries), _mass(entries)
+    if count >= 0.9 * asked and mass >= _MOST:
         return
     limit = "raise the server's limit on logprobs (vLLM: --max-logprobs -1) or leave full_vocabulary out"
     if mass >= _MOST:
-        todo = f"if that is its whole vocabulary, give full_vocabulary={found}; if not, {limit}"
-    elif 0 < asked <= found:
+        todo = f"if that is its whole vocabulary, give full_vocabulary={count}; if not, {limit}"
+    elif 0 < asked <= count:
         todo = "ask for more: give the size of the model's vocabulary as full_vocabulary"
     else:
         todo = limit
     raise CapabilityError(
-        f"expected the whole vocabulary from {name} (asked for {asked}), found {found} tokens holding {mass:.3f} of "
+        f"expected the whole vocabulary from {name} (asked for {asked}), found {count} tokens holding {mass:.3f} of "
         f"the probability; {todo}"
     )
 
@@ -169,17 +166,13 @@ def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[W
 
 
 def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities]]:
-    """Returns beginnings of the server's own text, and what it reported for the place after each.
-
-    Raises:
-      CapabilityError: the text has spaces that its tokens lack; what is put together from such tokens would lack them.
-    """
+    """Returns beginnings of the server's own text, and what it reported for the place after each."""
     text = "" if reply.answer is None else reply.answer.reveal().text
     tests: list[tuple[str, Probabilities]] = []
     end = 0
-    for number, (token, found) in enumerate(wire.places(reply, _WRITTEN)):
-        if number in _COMPARED_AFTER and found:
-            tests.append((text[:end], found))
+    for number, (token, reported) in enumerate(wire.places(reply, _WRITTEN)):
+        if number in _COMPARED_AFTER and reported:
+            tests.append((text[:end], reported))
         piece = (wire.key(token) or b"").decode()
         piece = piece if number else piece.lstrip()  # servers may trim the text
         start = text.find(piece, end) if piece else -1
@@ -200,11 +193,11 @@ def _continued(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilitie
     name, rejections = calls.model.name, []
     for prefill in _PREFILLS:
         trial = dataclasses.replace(wire, prefill=prefill)
-        goes_on, said = _goes_on(calls, trial, tests)
+        goes_on, rejection = _goes_on(calls, trial, tests)
         if goes_on:
             return trial
-        if said:
-            rejections.append(f"{prefill}: {said}")
+        if rejection:
+            rejections.append(f"{prefill}: {rejection}")
     raise CapabilityError(
         f"{name} starts a new message instead of continuing the assistant message"
         + (f" ({'; '.join(rejections)})" if rejections else "")
@@ -220,8 +213,8 @@ def _goes_on(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]
         if reply.fault == "content":
             return False, reply.detail.rstrip(". ")
         probed(calls.model.name, reply, asked="a continued message", advice=TAKE_ANOTHER)
-        found = wire.read(reply, prefix)
-        if agreement(found, expected) >= _AGREEMENT if expected else found and not _starts_anew(found):
+        reported = wire.read(reply, prefix)
+        if agreement(reported, expected) >= _AGREEMENT if expected else reported and not _starts_anew(reported):
             return True, ""
     return False, ""
 
@@ -237,9 +230,9 @@ def agreement(left: Probabilities, right: Probabilities) -> float:
     return shared / smaller if smaller > 0.0 else 0.0
 
 
-def _starts_anew(found: Probabilities) -> bool:
+def _starts_anew(reported: Probabilities) -> bool:
     """Whether the likeliest token opens a new message rather than going on after the probe's prefix."""
-    text = max(found, key=lambda token: found[token]).decode().lower()
+    text = max(reported, key=lambda token: reported[token]).decode().lower()
     return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
 
 

@@ -39,11 +39,7 @@ _IN_CLIENT = re.compile(r"\w*(TypeError|AttributeError|ValueError|KeyError|Decod
 
 
 def answered(name: str, reply: Reply) -> Hidden[Answer]:
-    """Returns the answer to a public prompt.
-
-    Raises:
-      ModelCallError: nobody answered, or the call was rejected.
-    """
+    """Returns the answer to a public prompt."""
     if reply.answer is not None:
         return reply.answer
     todo = "Check the model and the length of the prompt"
@@ -63,19 +59,7 @@ def probed(
     advice: str | Callable[[str], str],
     lack: type[CapabilityError] = CapabilityError,
 ) -> Hidden[Answer]:
-    """Returns the answer to a probe.
-
-    Args:
-      name: name of the model.
-      reply: what came back.
-      asked: what was asked for.
-      advice: the engine's own advice, or a function from what was said to all of it.
-      lack: what is raised where the fault lies in what was asked for.
-
-    Raises:
-      ModelCallError: nobody answered, or the reply went beyond its limits.
-      CapabilityError: the call was rejected.
-    """
+    """Returns the answer to a probe."""
     if reply.answer is not None:
         return reply.answer
     if reply.fault == "refused":
@@ -91,8 +75,8 @@ def probed(
     who = f"the client of {name}" if _IN_CLIENT.match(reply.detail) else name
     todo = advice(reply.detail) if callable(advice) else also(reply.detail, advice)
     error = CapabilityError if elsewhere(reply.detail) else lack
-    said = _kind(reply) if _is_quota(reply) else _said(reply)
-    raise error(f"{who} rejected a public probe that asks for {asked} ({said}). {todo}")
+    detail = _kind(reply) if _is_quota(reply) else _said(reply)
+    raise error(f"{who} rejected a public probe that asks for {asked} ({detail}). {todo}")
 
 
 def _trouble(reply: Reply) -> _Trouble:

@@ -59,15 +59,7 @@ EXCHANGE: contextvars.ContextVar[Any] = contextvars.ContextVar("dpicl_exchange",
 
 
 def begin(*, withholds: bool, passage: Any = None) -> Call:
-    """Marks the current context as that of a silent call. Contexts of silent calls are never used again.
-
-    Args:
-      withholds: whether the call is private.
-      passage: see `Call`.
-
-    Raises:
-      UnsilencableModelError: LangChain no longer asks its configure hooks, so runs inside a call would go unseen by us.
-    """
+    """Marks the current context as that of a silent call. Contexts of silent calls are never used again."""
     _look_after_hooks()
     call = Call(withholds=withholds, passage=passage)
     _CALL.set(call)

@@ -43,17 +43,17 @@ def private_settings(model: Any) -> dict[str, Any]:
     return changed
 
 
-def private_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def private_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns keyword arguments of a call, or a part of its body, as they are sent with private calls.
 
     >>> private_arguments({"seed": 7, "user": "me", "store": True, "extra_body": {"metadata": {"team": "x"}}})
     {'seed': 7, 'store': False, 'extra_body': {}}
     """
-    kept = {name: value for name, value in given.items() if name not in DROPPED}
+    sent = {name: value for name, value in arguments.items() if name not in DROPPED}
     for name in _MAPPINGS:
-        if isinstance(kept.get(name), Mapping):
-            kept[name] = private_arguments(kept[name])
-    return {**kept, _STORING: False} if kept.get(_STORING) is not None else kept
+        if isinstance(sent.get(name), Mapping):
+            sent[name] = private_arguments(sent[name])
+    return {**sent, _STORING: False} if sent.get(_STORING) is not None else sent
 
 
 def _is_own_host(model: Any) -> bool:

@@ -129,8 +129,8 @@ class _Look:
             self.todo.append((layer.func, is_wrapper))
         elif kind in {functools.partial, functools.partialmethod}:
             self._note_options(layer.keywords)
-            given = [*layer.args, *layer.keywords.values()]
-            self.todo += [(layer.func, is_wrapper), *((one, False) for one in given if _is_code(one))]
+            arguments = [*layer.args, *layer.keywords.values()]
+            self.todo += [(layer.func, is_wrapper), *((one, False) for one in arguments if _is_code(one))]
         elif _is_code(layer):
             return self._unwrap(layer, is_wrapper=is_wrapper)
         return True
@@ -216,8 +216,8 @@ def _is_file_of(module: str, file: str) -> bool:
         return file.startswith("<frozen ") or module == "__main__" or _module_at(file) == module
     if own == file or file.startswith("<frozen "):
         return True
-    mine, given = (path.rpartition(".")[0] or path for path in (own, file))
-    return mine == given or (not Path(file).is_absolute() and mine.endswith(os.sep + given))
+    mine, path_of_code = (path.rpartition(".")[0] or path for path in (own, file))
+    return mine == path_of_code or (not Path(file).is_absolute() and mine.endswith(os.sep + path_of_code))
 
 
 def _module_at(file: str) -> str:

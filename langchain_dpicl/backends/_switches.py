@@ -63,12 +63,7 @@ CARRIED = Watched([(kind, name) for kind in _CARRIERS for name in (*_MADE_BY, _V
 
 
 def before_messages(bench: Bench, tops: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yields (package, place) of what stands before the making of a message or an answer.
-
-    Args:
-      bench: what is accepted in LangChain's classes.
-      tops: packages whose pydantic classes carry private text, LangChain's own left out.
-    """
+    """Yields (package, place) of what stands before the making of a message or an answer."""
     for kind, name in itertools.product(_CARRIERS, _MADE_BY):
         if culprit := bench.culprit(static(kind, name)):
             yield culprit, f"{kind.__name__}.{name}"
@@ -114,9 +109,9 @@ def _handlers_of(validates: Any) -> Iterator[str]:
 
 def uses_litellm(things: Collection[Any]) -> bool:
     """Whether a model, or something that it holds, is LiteLLM's or made for it, under whatever name."""
-    held = [value for thing in things for value in (thing, *vars(thing).values())]
-    kinds = {base for value in held for base in (value if issubclass(type(value), type) else type(value)).__mro__}
-    modules = {value.__name__ for value in held if issubclass(type(value), types.ModuleType)}
+    values = [value for thing in things for value in (thing, *vars(thing).values())]
+    kinds = {base for value in values for base in (value if issubclass(type(value), type) else type(value)).__mro__}
+    modules = {value.__name__ for value in values if issubclass(type(value), types.ModuleType)}
     names = {top_of(kind.__module__) for kind in kinds} | {top_of(module) for module in modules}
     return LITELLM in names or any("litellm" in kind.__name__.lower() for kind in kinds)
 
@@ -127,13 +122,13 @@ def litellm_marks() -> list[tuple[Any, tuple[Any, ...]]]:
     if module is None:
         return []
     names = Watched([(module, name) for name in _TOLD])
-    held = [value for value in names if isinstance(value, list | dict | set)]
-    return [(names, tuple(names)), *((value, tuple(value)) for value in held)]
+    collections = [value for value in names if isinstance(value, list | dict | set)]
+    return [(names, tuple(names)), *((value, tuple(value)) for value in collections)]
 
 
 def litellm_trouble(model: Any) -> str:
     """Says which of LiteLLM's callbacks and caches are set, for all calls or for a model's; "" if none is."""
     module = sys.modules.get(LITELLM)
-    told = [] if module is None else [f"litellm.{name}" for name in _TOLD if vars(module).get(name)]
+    callbacks = [] if module is None else [f"litellm.{name}" for name in _TOLD if vars(module).get(name)]
     own = attribute(model, "model_kwargs")
-    return ", ".join([*told, *(f"model_kwargs[{name!r}]" for name in sorted(_TOLD_ONCE & set(own or ())))])
+    return ", ".join([*callbacks, *(f"model_kwargs[{name!r}]" for name in sorted(_TOLD_ONCE & set(own or ())))])

@@ -34,24 +34,24 @@ class PublicTokenizer:
     """A tokenizer as the engines use it: counting and spelling, without ever raising for an id.
 
     Args:
-      given: a tokenizer, or the name of an encoding of tiktoken, which is loaded when it is first needed.
+      tokenizer: one with `encode`, or the name of an encoding of tiktoken, which is loaded at its first use.
 
     Raises:
       ConfigurationError: it is neither, or tiktoken knows no encoding of that name.
     """
 
-    def __init__(self, given: Tokenizer | str) -> None:
-        if not isinstance(given, str) and not callable(getattr(given, "encode", None)):
+    def __init__(self, tokenizer: Tokenizer | str) -> None:
+        if not isinstance(tokenizer, str) and not callable(getattr(tokenizer, "encode", None)):
             raise ConfigurationError(
                 "expected tokenizer as an object with encode(text), such as a tiktoken.Encoding or a tokenizer of "
-                f"transformers, or the name of a tiktoken encoding, found {type(given).__name__}"
+                f"transformers, or the name of a tiktoken encoding, found {type(tokenizer).__name__}"
             )
-        self._given = given
+        self._given = tokenizer
         self._spell: Callable[[int], bytes | None] | None = None
         self._known: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        if isinstance(given, str):
-            _refuse_unknown(given)
+        if isinstance(tokenizer, str):
+            _refuse_unknown(tokenizer)
         else:
             self.load()
 
@@ -60,19 +60,11 @@ class PublicTokenizer:
         return f"PublicTokenizer({shown})"
 
     def count(self, text: str) -> int:
-        """Returns the number of tokens of a public text.
-
-        Raises:
-          ConfigurationError: the named encoding cannot be loaded.
-        """
+        """Returns the number of tokens of a public text."""
         return len(_encoded(self._loaded(), text.encode("utf-8", "replace").decode()))
 
     def load(self) -> None:
-        """Loads what is still to be loaded, so that `spelled` has nothing left to fail on.
-
-        Raises:
-          ConfigurationError: the named encoding cannot be loaded.
-        """
+        """Loads what is still to be loaded, so that `spelled` has nothing left to fail on."""
         if self._spell is None:
             self._spell = speller(self._loaded())
 
@@ -139,8 +131,8 @@ def _encoded(tokenizer: Any, text: str) -> Any:
         return tokenizer.encode_ordinary(text)
     if callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
         return tokenizer.encode(text, add_special_tokens=False)
-    found = tokenizer.encode(text)
-    return getattr(found, "ids", found)  # the tokenizers package returns an object that has them
+    encoding = tokenizer.encode(text)
+    return getattr(encoding, "ids", encoding)  # the tokenizers package returns an object that has them
 
 
 def _spells_like_tiktoken(encoding: Any) -> Callable[[int], bytes | None]:
@@ -189,9 +181,9 @@ def _piece(token: str) -> bytes | None:
 
 def _byte_alphabet() -> dict[str, int]:
     """Returns the byte behind each printable character: most stand for themselves, the others are moved up."""
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return {chr(byte): byte for byte in kept} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}
 
 
 _BYTES = _byte_alphabet()

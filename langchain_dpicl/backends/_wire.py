@@ -89,8 +89,10 @@ class Wire:
 
     def places(self, reply: Reply, limit: int) -> list[tuple[object, Probabilities]]:
         """Returns the first tokens of a public answer and the probabilities reported for each one's place."""
-        found = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
-        return [(token, probabilities(entries, eos_texts=self.eos_texts, spell=self.spell)) for token, entries in found]
+        reported = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
+        return [
+            (token, probabilities(entries, eos_texts=self.eos_texts, spell=self.spell)) for token, entries in reported
+        ]
 
     def key(self, token: object) -> bytes | None:
         """Returns the bytes of a reported token; None where they are no complete text."""

@@ -54,9 +54,9 @@ class AnswerRows:
 
     def __init__(self, engine: TextBackend, reader: Reader, *, max_tokens: int, stop: Sequence[str]) -> None:
         if isinstance(engine, type) or not isinstance(engine, TextBackend):
-            found = engine.__name__ if isinstance(engine, type) else type(engine).__name__
+            kind = engine.__name__ if isinstance(engine, type) else type(engine).__name__
             raise CapabilityError(
-                f"expected an engine that completes text, found {found}; take LangChainBackend or TextVoteBackend "
+                f"expected an engine that completes text, found {kind}; take LangChainBackend or TextVoteBackend "
                 "around a LangChain model, or the embedded model"
             )
         self._engine = engine
@@ -182,10 +182,10 @@ class _AskAnswers:
     async def _aanswers(self, prompts: Sequence[Box]) -> list[str]:
         return await self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options)
 
-    def _fit_rows(self, found: Any, count: int) -> list[Any] | None:
+    def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
         """Returns one row per text, or None if that is not what came back."""
-        fits = isinstance(found, np.ndarray) and found.shape == (count, self.reader.width) and found.dtype.kind == "f"
-        return list(found) if fits else None
+        fits = isinstance(rows, np.ndarray) and rows.shape == (count, self.reader.width) and rows.dtype.kind == "f"
+        return list(rows) if fits else None
 
     def _boxed(self, answers: Sequence[Box | None], rows: Sequence[Any]) -> Boxed:
         out = self._zeros()
@@ -203,10 +203,10 @@ def _each(
     """Returns what an action makes of each box: of all at once or, if that fails, one by one; None where it fails."""
     if not boxes:
         return []
-    found = guarded(lambda: fit(action(boxes), len(boxes)))
-    if found is None and len(boxes) > 1:
-        found = [one for box in boxes for one in _each(action, [box], fit)]
-    return [None] * len(boxes) if found is None else found
+    results = guarded(lambda: fit(action(boxes), len(boxes)))
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in _each(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
 
 
 async def _aeach(
@@ -219,17 +219,17 @@ async def _aeach(
 
     if not boxes:
         return []
-    found = await aguarded(together)
-    if found is None and len(boxes) > 1:
-        found = [one for box in boxes for one in await _aeach(action, [box], fit)]
-    return [None] * len(boxes) if found is None else found
+    results = await aguarded(together)
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in await _aeach(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
 
 
-def _fit_answers(found: Any, count: int) -> list[Any] | None:
+def _fit_answers(answers: Any, count: int) -> list[Any] | None:
     """Boxes answers, with None for one that says nothing; None if these are not as many as were asked for."""
-    if not isinstance(found, list | tuple) or len(found) != count:
+    if not isinstance(answers, list | tuple) or len(answers) != count:
         return None
-    return [Hidden(answer) if isinstance(answer, str) and answer.strip() else None for answer in found]
+    return [Hidden(answer) if isinstance(answer, str) and answer.strip() else None for answer in answers]
 
 
 def _present(boxes: Sequence[Box | None]) -> list[Box]:
@@ -238,5 +238,5 @@ def _present(boxes: Sequence[Box | None]) -> list[Box]:
 
 def _scattered(prompts: Sequence[Box | None], answers: Sequence[Box | None]) -> list[Box | None]:
     """Puts the answers back to the places of their prompts."""
-    left = iter(answers)
-    return [None if prompt is None else next(left) for prompt in prompts]
+    remaining = iter(answers)
+    return [None if prompt is None else next(remaining) for prompt in prompts]

@@ -75,12 +75,12 @@ class Names:
         for form in forms:
             if form in self._place:
                 return self._place[form]
-        found = {place for _, place in self._found(line)}
+        named = {place for _, place in self._found(line)}
         for form in forms:
             first = next(self._found(form), None)
-            if first is not None and first[0] == 0 and found <= {first[1]}:
+            if first is not None and first[0] == 0 and named <= {first[1]}:
                 return first[1]
-        return self._begun_by(forms[-1]) if not found else None
+        return self._begun_by(forms[-1]) if not named else None
 
     def _forms(self, line: str) -> Iterator[str]:
         """Yields the line, the line peeled, and what stands behind a short beginning with a colon."""

@@ -175,10 +175,10 @@ def choice_row(response: object, names: Sequence[str]) -> NDArray[np.float64]:
     """
     answers = getattr(response, "answers", None)
     answer = answers.get(_QUESTION) if isinstance(answers, Mapping) else None
-    found = getattr(answer, "probabilities", None)
-    given = [_probability(found.get(name)) if isinstance(found, Mapping) else 0.0 for name in names]
-    total = math.fsum(given)
-    row = np.array(given) / max(1.0, total)
+    reported = getattr(answer, "probabilities", None)
+    values = [_probability(reported.get(name)) if isinstance(reported, Mapping) else 0.0 for name in names]
+    total = math.fsum(values)
+    row = np.array(values) / max(1.0, total)
     return np.log(row, out=np.full(len(names), -np.inf), where=row > 0.0)
 
 

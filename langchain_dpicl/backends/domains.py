@@ -41,9 +41,9 @@ class Domain:
         """The candidates."""
         return tuple(self.tokens) if self.columns is None else tuple(self.tokens[i] for i in self.columns.tolist())
 
-    def only(self, kept: NDArray[Any]) -> Domain:
+    def only(self, chosen: NDArray[Any]) -> Domain:
         """Returns the candidates at the places int[k] or where bool[d]."""
-        places = np.flatnonzero(kept) if kept.dtype == np.bool_ else kept
+        places = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         logits = None if self.logits is None else self.logits[places]
         if self.columns is not None:
             return Domain(self.tokens, logits, self.columns[places])

@@ -33,14 +33,7 @@ class EmbeddedSession:
         self._place: Place | None = batch.start()
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)]: next-token probabilities; 0 for what is no token of the model.
-
-        Args:
-          domain: distinct token ids.
-
-        Raises:
-          ConfigurationError: the session is closed.
-        """
+        """Returns float64[rows, len(domain)]: next-token probabilities; 0 for what is no token of the model."""
         batch, place = self._state()
         size = batch.tables.size
         wanted = np.array([token if _is_token(token, size) else -1 for token in domain], np.int64)
@@ -56,11 +49,7 @@ class EmbeddedSession:
         return await asyncio.to_thread(self.score, domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row.
-
-        Raises:
-          ConfigurationError: not a token id of this model, or the session is closed.
-        """
+        """Appends one released token to every row."""
         batch, place = self._state()
         self._place = batch.advance(place, np.full(batch.num_rows, _token_id(token, batch.tables.size)))
 
@@ -180,13 +169,7 @@ class EmbeddedModel:
         temperature: float = 0.0,
         rng: Generator | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Yields, for ever, the next token of every row int64[rows] and the rows float64[rows, V] it was taken from.
-
-        Args:
-          prompts: each is continued by its own tokens.
-          temperature: 0 takes the likeliest token.
-          rng: coins of the sampling, which protect nobody; None for fresh ones.
-        """
+        """Yields, for ever, the next token of every row int64[rows] and the rows float64[rows, V] it was taken from."""
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = Batch(self._tables, prompts, self._induction)

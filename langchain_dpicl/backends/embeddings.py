@@ -73,9 +73,9 @@ class SilentEmbeddings:
         self, embeddings: Embeddings, *, max_concurrency: int | None = None, retry: RetryPolicy | None = None
     ) -> None:
         if not isinstance(embeddings, Embeddings):
-            found = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
+            kind = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
             raise CapabilityError(
-                f"expected LangChain embeddings (an instance, such as OpenAIEmbeddings(...)), found {found}"
+                f"expected LangChain embeddings (an instance, such as OpenAIEmbeddings(...)), found {kind}"
             )
         refuse_keepers(embeddings)
         self._model = _SilentEmbedder(_quiet_copy(embeddings))
@@ -104,12 +104,7 @@ class SilentEmbeddings:
         return self._stacked(await self._calls.amany([_request(text) for text in texts]))
 
     def public(self, texts: Sequence[str]) -> Rows:
-        """Returns float64[texts, dimension] for PUBLIC texts, each by a call of its own as well.
-
-        Raises:
-          ModelCallError: a call failed, or brought no vector of `dimension` finite numbers.
-          ConfigurationError: these are no texts.
-        """
+        """Returns float64[texts, dimension] for PUBLIC texts, each by a call of its own as well."""
         replies = self._calls.many([_request(text, explain="kind") for text in _public_texts(texts)])
         return self._checked(replies)
 
@@ -173,14 +168,14 @@ async def _aembedded(door: Callable[[list[str]], Awaitable[object]], texts: list
     return _Vector(vector_of(await door(texts)))
 
 
-def vector_of(found: object) -> NDArray[np.float64] | None:
+def vector_of(answer: object) -> NDArray[np.float64] | None:
     """Reads what embedding one text brought: float64[d]; None for all but one list of finite numbers."""
-    if not isinstance(found, list | tuple | np.ndarray) or len(found) != 1:
+    if not isinstance(answer, list | tuple | np.ndarray) or len(answer) != 1:
         return None
     try:
         with np.errstate(all="ignore"):  # a caller's numpy error state is not a fault of this row
-            given = np.asarray(found[0])
-            numbers: NDArray[np.float64] = given.astype(np.float64) if given.dtype.kind in "fiu" else np.empty(0)
+            array = np.asarray(answer[0])
+            numbers: NDArray[np.float64] = array.astype(np.float64) if array.dtype.kind in "fiu" else np.empty(0)
     except Exception:  # noqa: BLE001  lists of unequal lengths, and whatever objects of foreign classes do
         return None
     return numbers if numbers.ndim == 1 and np.isfinite(numbers).all() else None

@@ -76,11 +76,7 @@ class FullRowSource:
     session: FullSession | None = field(default=None)
 
     def public(self) -> NDArray[np.float64]:
-        """Returns float64[V]: the public logits.
-
-        Raises:
-          ModelCallError: the engine failed.
-        """
+        """Returns float64[V]: the public logits."""
         # A stop or a fault in there would show prompts: both are raised anew from here.
         return _answer(guarded(self._public))
 
@@ -175,18 +171,18 @@ def _bare(error: DPICLError) -> DPICLError:
     return error.with_traceback(None)
 
 
-def _answer(found: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:
+def _answer(outcome: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:
     """Returns public logits, or raises what stands in their place."""
-    if found is None:
+    if outcome is None:
         raise public_failure("a panic")
-    if isinstance(found, DPICLError):
-        raise found
-    if not bool((found < np.inf).all() and np.isfinite(found).any()):  # a NaN is below nothing
+    if isinstance(outcome, DPICLError):
+        raise outcome
+    if not bool((outcome < np.inf).all() and np.isfinite(outcome).any()):  # a NaN is below nothing
         raise ModelCallError(
             "the model gave no numbers for the public prompt: expected logits, -inf for tokens that cannot follow, "
             "found NaN, +inf, or -inf alone; check the model on the public prompt, or load it in another dtype"
         )
-    return found
+    return outcome
 
 
 def log_rows(rows: Rows) -> Rows:

@@ -32,11 +32,7 @@ class GradientTotal(Protocol):
     """Bounds each row by itself and adds it."""
 
     def add(self, rows: Any) -> None:
-        """Adds rows real[k, width].
-
-        Raises:
-          ConfigurationError: rows of another width.
-        """
+        """Adds rows real[k, width]."""
 
     def clear(self) -> None:
         """Forgets all rows."""
@@ -98,11 +94,11 @@ class AskGradients:
 
     def _asked(self) -> Walk[DPICLError | None]:
         """Has all rows added, and then looks whether the engine works, whatever they were; returns what went wrong."""
-        found = yield from self._tried(None, self.total)
-        if found is None:
+        outcome = yield from self._tried(None, self.total)
+        if outcome is None:
             self.total.clear()
-            found = yield from self._one_by_one()
-        return found if isinstance(found, DPICLError) else (yield AskCheck(self.backend, self.parameters))
+            outcome = yield from self._one_by_one()
+        return outcome if isinstance(outcome, DPICLError) else (yield AskCheck(self.backend, self.parameters))
 
     def _tried(self, place: int | None, total: GradientTotal | _Held) -> Walk[DPICLError | _Done | None]:
         """Asks for one group's row, or for all, as often as the engine has to start again; None: a group made it raise.
@@ -112,13 +108,13 @@ class AskGradients:
         for _ in range(_MOST_STARTS):
             counted = _Counted(total, sum(map(bool, self._groups_at(place))))
             try:
-                found: DPICLError | _Done | None = yield _Call(
+                outcome: DPICLError | _Done | None = yield _Call(
                     self.backend, self.parameters, self._groups_at(place), counted
                 )
             finally:
                 counted.close()
-            if not isinstance(found, StartAgainError):
-                return found
+            if not isinstance(outcome, StartAgainError):
+                return outcome
             total.clear()
         return ModelCallError(_STOPPED)
 
@@ -127,21 +123,21 @@ class AskGradients:
 
     def _one_by_one(self) -> Walk[DPICLError | _Done]:
         for place in range(len(self.groups)):
-            held = _Held()
+            pending = _Held()
             try:
-                found = yield from self._tried(place, held)
-                if found is _DONE:
-                    found = guarded(lambda held=held: self._kept(held)) or ModelCallError(_STOPPED)  # type: ignore[misc]
+                outcome = yield from self._tried(place, pending)
+                if outcome is _DONE:
+                    outcome = guarded(lambda pending=pending: self._kept(pending)) or ModelCallError(_STOPPED)  # type: ignore[misc]
             finally:
-                held.clear()
-            if isinstance(found, DPICLError):
-                return found
+                pending.clear()
+            if isinstance(outcome, DPICLError):
+                return outcome
         return _DONE
 
-    def _kept(self, held: _Held) -> DPICLError | _Done:
+    def _kept(self, pending: _Held) -> DPICLError | _Done:
         """Adds a row that was computed whole; a group that made the engine raise has none."""
         try:
-            for rows in held.rows:
+            for rows in pending.rows:
                 self.total.add(rows)
         except DPICLError as error:
             return _bare(error)
@@ -256,11 +252,7 @@ class _Counted:
         self._lock = threading.Lock()
 
     def add(self, rows: RealRows) -> None:
-        """Adds rows.
-
-        Raises:
-          ModelCallError: there are too many.
-        """
+        """Adds rows."""
         with self._lock:  # adding is no single step, and `close` waits for it
             if self._total is None:
                 return  # an error here would tell, in a log of the engine's, that a row made it raise

@@ -124,15 +124,15 @@ class Keywords:
 
     def bits(self, text: object) -> NDArray[np.float64]:
         """Returns float64[keywords]: 1 where the keyword occurs in the text; 0 everywhere for what is no text."""
-        found: NDArray[np.float64] = np.zeros(len(self))
+        bits: NDArray[np.float64] = np.zeros(len(self))
         # By `str`, as a text of another class may be sliced by anybody's code.
         parts = list(_parts(str.__getitem__(text, slice(MOST_CHARACTERS)))) if isinstance(text, str) else []
         for length in self._lengths:
             for start in range(len(parts) - length + 1):
                 place = self._places.get(tuple(parts[start : start + length]))
                 if place is not None:
-                    found[place] = 1.0
-        return found
+                    bits[place] = 1.0
+        return bits
 
 
 def _texts(name: str, values: Sequence[str]) -> list[str]:
@@ -178,13 +178,13 @@ def _folded(text: str) -> str:
 
 def _with_few_marks(text: str) -> str:
     """Returns a text whose runs of combining marks are cut where they are longer than any script needs."""
-    kept: list[str] = []
+    characters: list[str] = []
     run = 0
     for character in text:
         run = run + 1 if unicodedata.combining(character) else 0
         if run <= _MOST_MARKS_IN_A_ROW:
-            kept.append(character)
-    return "".join(kept)
+            characters.append(character)
+    return "".join(characters)
 
 
 def _is_word(part: str) -> bool:

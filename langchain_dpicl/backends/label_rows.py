@@ -185,20 +185,20 @@ class _AskLabels:
 
     def _rows(self) -> Boxed:
         texts = self._texts()
-        found: Sequence[Any] | None = guarded(lambda: self._score(texts)) if texts else ()
-        if found is None:
-            found = [_only(guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
-        return self._read(found)
+        scores: Sequence[Any] | None = guarded(lambda: self._score(texts)) if texts else ()
+        if scores is None:
+            scores = [_only(guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
+        return self._read(scores)
 
     async def _arows(self) -> Boxed:
         texts = self._texts()
-        found: Sequence[Any] | None = await aguarded(lambda: self._ascore(texts)) if texts else ()
-        if found is None:
-            found = [
+        scores: Sequence[Any] | None = await aguarded(lambda: self._ascore(texts)) if texts else ()
+        if scores is None:
+            scores = [
                 _only(await aguarded(lambda text=text: self._ascore([text])))  # type: ignore[misc]
                 for text in texts
             ]
-        return self._read(found)
+        return self._read(scores)
 
     def _score(self, texts: list[str]) -> list[Any] | None:
         return self._split(self.scorer.score(texts), len(texts))
@@ -207,17 +207,17 @@ class _AskLabels:
         return self._split(await self.scorer.ascore(texts), len(texts))
 
     def _split(self, rows: object, num_rows: int) -> list[Any] | None:
-        found = fitting(rows, num_rows, self.scorer.columns)
-        return None if found is None else self.scorer.split(found)
+        fitted = fitting(rows, num_rows, self.scorer.columns)
+        return None if fitted is None else self.scorer.split(fitted)
 
-    def _read(self, found: Sequence[Any]) -> Boxed:
+    def _read(self, text_scores: Sequence[Any]) -> Boxed:
         """Reads each row from the scores of its own prompts, which stand one after the other."""
         nothing, row = [0.0] * self.scorer.width, self.scorer.row
         scores: list[Sequence[Any]] = []
         first = 0
         for texts in self.prompts:
             last = first + len(texts or ())
-            scores.append(found[first:last])
+            scores.append(text_scores[first:last])
             first = last
         rows = guarded(lambda: [row(own) if own else nothing for own in scores])
         if rows is None:
@@ -252,8 +252,8 @@ class _AskPublicLabels:
             kind = type(error).__name__
         raise public_failure(kind)
 
-    def _read(self, found: Sequence[list[float]]) -> NDArray[np.float64]:
-        own, *free = found
+    def _read(self, probabilities: Sequence[list[float]]) -> NDArray[np.float64]:
+        own, *free = probabilities
         return np.array(calibrated(own, free, least=self.scorer.least), dtype=np.float64)
 
 
@@ -267,13 +267,13 @@ class _AskPublicRows:
 
     def run(self) -> NDArray[np.float64]:
         """Answers, blocking."""
-        scorer, found = self.scorer, dict[str, list[float]]()
+        scorer, by_text = self.scorer, dict[str, list[float]]()
         try:
             for texts in self._batches():
                 rows = scorer.batch(scorer.score(texts), len(texts))
                 for text, row in zip(texts, rows, strict=True):
-                    found[text] = scorer.public(text) if row is None else row
-            return self._read(found)
+                    by_text[text] = scorer.public(text) if row is None else row
+            return self._read(by_text)
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  whatever an engine raises
@@ -282,13 +282,13 @@ class _AskPublicRows:
 
     async def arun(self) -> NDArray[np.float64]:
         """Answers, awaiting."""
-        scorer, found = self.scorer, dict[str, list[float]]()
+        scorer, by_text = self.scorer, dict[str, list[float]]()
         try:
             for texts in self._batches():
                 rows = scorer.batch(await scorer.ascore(texts), len(texts))
                 for text, row in zip(texts, rows, strict=True):
-                    found[text] = await scorer.apublic(text) if row is None else row
-            return self._read(found)
+                    by_text[text] = await scorer.apublic(text) if row is None else row
+            return self._read(by_text)
         except DPICLError:
             raise
         except Exception as error:  # noqa: BLE001  whatever an engine raises
@@ -299,9 +299,9 @@ class _AskPublicRows:
         texts = list(dict.fromkeys(text for row in self.prompts for text in row))
         return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
-    def _read(self, found: Mapping[str, list[float]]) -> NDArray[np.float64]:
+    def _read(self, by_text: Mapping[str, list[float]]) -> NDArray[np.float64]:
         least = self.scorer.least
-        rows = [calibrated(found[own], [found[text] for text in free], least=least) for own, *free in self.prompts]
+        rows = [calibrated(by_text[own], [by_text[text] for text in free], least=least) for own, *free in self.prompts]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.scorer.width)[:, : self.width]
 
 

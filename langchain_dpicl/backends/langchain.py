@@ -158,13 +158,13 @@ class LangChainBackend:
           ModelCallError: the call failed, or its answer has no logprobs.
           CapabilityError: `top_k` is above `max_top_k`.
         """
-        said = self.decode(prefix)
-        return self._ranked(self._calls.one(self._public_request(prompt, said, top_k)), said, top_k)
+        text = self.decode(prefix)
+        return self._ranked(self._calls.one(self._public_request(prompt, text, top_k)), text, top_k)
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Is `top_tokens`, awaitable."""
-        said = self.decode(prefix)
-        return self._ranked(await self._calls.aone(self._public_request(prompt, said, top_k)), said, top_k)
+        text = self.decode(prefix)
+        return self._ranked(await self._calls.aone(self._public_request(prompt, text, top_k)), text, top_k)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session on private prompts, each continued by the same released prefix."""
@@ -205,8 +205,8 @@ class LangChainBackend:
 
     def _read(self, reply: Reply, prefix: str) -> Probabilities:
         """Reads a private answer; objects of foreign classes in it may do anything when they are touched, later too."""
-        found = self._wire.read(reply, prefix)
-        return found if all(type(key) is bytes for key in found) else {}
+        reported = self._wire.read(reply, prefix)
+        return reported if all(type(key) is bytes for key in reported) else {}
 
     def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
         if self._max_top_k is not None and top_k > self._max_top_k:
@@ -217,10 +217,10 @@ class LangChainBackend:
 
     def _ranked(self, reply: Reply, prefix: str, top_k: int) -> list[tuple[Token, float]]:
         answered(self.name, reply)
-        found = self._wire.read(reply, prefix)
-        if not found:
+        reported = self._wire.read(reply, prefix)
+        if not reported:
             raise ModelCallError(f"a public call to {self.name} brought no logprobs; check the model and call again")
-        ranked: list[tuple[Token, float]] = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        ranked: list[tuple[Token, float]] = sorted(reported.items(), key=lambda item: (-item[1], item[0]))
         return ranked[:top_k]
 
     def _reported(self, seen: Probed, *, is_given: bool, is_full: bool) -> int | None:

@@ -65,15 +65,7 @@ def next_token(
     eos_texts: Iterable[str] = EOS_TEXTS,
     spell: Spell | None = None,
 ) -> Probabilities:
-    """Reads one answer: the probabilities of its first token, or certainty of the end where it ended at once.
-
-    Args:
-      payload: the provider's `logprobs` value, in any of the shapes of `positions`, or anything else.
-      text: the generated text.
-      finish_reason: why generation stopped; a content filter makes the answer unreadable.
-      eos_texts: spellings of the end of a text.
-      spell: turns token ids into bytes, where the tokenizer is known.
-    """
+    """Reads one answer: the probabilities of its first token, or certainty of the end where it ended at once."""
     try:
         if finish_reason == "content_filter":
             return {}
@@ -115,16 +107,16 @@ def probabilities(
     Several tokens with the same bytes (control tokens, byte fallbacks) add up; a sum above 1 is scaled back to 1.
     """
     ends = frozenset(eos_texts)
-    found: Probabilities = {}
+    by_token: Probabilities = {}
     for entry, logprob in entries:
         value, key = probability(logprob), token_key(entry, eos_texts=ends, spell=spell)
         if key is not None and value > 0.0:
-            found[key] = min(1.0, found.get(key, 0.0) + value)
-    total = math.fsum(found.values())
+            by_token[key] = min(1.0, by_token.get(key, 0.0) + value)
+    total = math.fsum(by_token.values())
     margin = 1.0 - 2.0**-40  # so that the sum stays at or below 1 in whatever order it is taken
-    if total <= margin or len(found) == 1:
-        return found
-    return {key: value * (margin / total) for key, value in found.items()}
+    if total <= margin or len(by_token) == 1:
+        return by_token
+    return {key: value * (margin / total) for key, value in by_token.items()}
 
 
 def probability(logprob: object) -> float:
@@ -153,15 +145,15 @@ def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Sp
 def spelled_by_id(entry: object) -> int | None:
     """Returns the id of a token that is spelled as a placeholder with its id, None for any other."""
     text = entry.get("token") if isinstance(entry, dict) else entry
-    found = _BY_ID.fullmatch(text) if isinstance(text, str) else None
-    return int(found[1]) if found else None
+    match = _BY_ID.fullmatch(text) if isinstance(text, str) else None
+    return int(match[1]) if match else None
 
 
-def to_rows(found: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
+def to_rows(reported: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
     """Lays probabilities out as float64[len(found), len(domain)]; a token that was not reported is 0."""
-    rows = np.zeros((len(found), len(domain)), dtype=np.float64)
+    rows = np.zeros((len(reported), len(domain)), dtype=np.float64)
     column = {token: j for j, token in enumerate(domain)}
-    for i, row in enumerate(found):
+    for i, row in enumerate(reported):
         smaller = row if len(row) < len(column) else column
         for token in smaller:
             if token in row and token in column:

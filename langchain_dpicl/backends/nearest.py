@@ -113,27 +113,30 @@ class NearestRows:
         return self._votes(units, candidates)
 
     def _new(self, texts: Sequence[str]) -> list[Hidden[str]]:
-        held = self._held.reveal()
-        return [Hidden(text) for text in texts if self._name(text) not in held]
+        known = self._held.reveal()
+        return [Hidden(text) for text in texts if self._name(text) not in known]
 
     def _name(self, text: str) -> bytes:
         return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
     def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
         """Notes new directions, and forgets those of texts that no unit has any more, as of one that was removed."""
-        found = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
-        known = {**self._held.reveal(), **{name: row.astype(np.float32) for name, row in found.items() if row.any()}}
+        directions = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
+        known = {
+            **self._held.reveal(),
+            **{name: row.astype(np.float32) for name, row in directions.items() if row.any()},
+        }
         self._held = Hidden({name: known[name] for name in map(self._name, texts) if name in known})
 
     def _votes(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
-        held = self._held.reveal()
+        known = self._held.reveal()
         owners = [
-            (place, held[name])
+            (place, known[name])
             for place, unit in enumerate(units)
             if unit is not None
             for name in map(self._name, unit.reveal())
-            if name in held
+            if name in known
         ]
         votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
         for first in range(0, len(owners), _BLOCK):
@@ -181,10 +184,10 @@ class _AskVotes:
 
     def run(self) -> Boxed:
         """Answers, blocking."""
-        found = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
-        if found is None:  # then unit by unit, so that a fault stays in its own row
-            found = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
-        return found
+        votes = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
+        if votes is None:  # then unit by unit, so that a fault stays in its own row
+            votes = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
 
     async def arun(self) -> Boxed:
         """Answers, awaiting."""
@@ -192,10 +195,10 @@ class _AskVotes:
         async def boxed() -> Boxed:
             return Boxed(await self.source.arows(self.units, self.candidates))
 
-        found = await aguarded(boxed)
-        if found is None:
-            found = self._stacked([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
-        return found
+        votes = await aguarded(boxed)
+        if votes is None:
+            votes = self._stacked([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
 
     def _one(self, unit: Hidden[Texts] | None) -> Boxed:
         return Boxed(self.source.rows((unit,), self.candidates))
@@ -203,10 +206,10 @@ class _AskVotes:
     async def _aone(self, unit: Hidden[Texts] | None) -> Boxed:
         return Boxed(await self.source.arows((unit,), self.candidates))
 
-    def _stacked(self, found: Sequence[Boxed | None]) -> Boxed:
+    def _stacked(self, boxes: Sequence[Boxed | None]) -> Boxed:
         """Puts rows of single units, boxed each, under each other; a row that failed is zeros."""
         rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
-        for place, box in enumerate(found):
+        for place, box in enumerate(boxes):
             if box is not None:
                 rows[place] = box.take()[0]
         return Boxed(rows)
@@ -230,13 +233,7 @@ def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.intp]:
-    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; the first of equals.
-
-    Args:
-      directions: float64[texts, dimension] of whole numbers.
-      candidates: at least one.
-      count: how many; all of them, where there are fewer.
-    """
+    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; ties by place."""
     near: Rows = directions @ candidates.directions.T  # [texts, candidates], exact
     if count == 1:
         return np.asarray(near.argmax(axis=1))[:, None]

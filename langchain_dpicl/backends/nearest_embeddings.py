@@ -44,8 +44,8 @@ class LocalEmbeddings(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
-        found: list[float] = np.concatenate([_unit(_hashed(text)), _unit(_topic(text))]).tolist()
-        return found
+        vector: list[float] = np.concatenate([_unit(_hashed(text)), _unit(_topic(text))]).tolist()
+        return vector
 
 
 def _hashed(text: str) -> Floats:

@@ -183,8 +183,10 @@ def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
     try:
         return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
     except NoLogprobsError as error:
-        said = str(error).rstrip(". ")
-    raise CapabilityError(f'{said}. For what the model writes to be its vote, without probabilities, give votes="text"')
+        reason = str(error).rstrip(". ")
+    raise CapabilityError(
+        f'{reason}. For what the model writes to be its vote, without probabilities, give votes="text"'
+    )
 
 
 def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
@@ -208,8 +210,8 @@ _USUAL_LENGTH = 512 + 128
 
 def _pipeline_of(model: Any) -> Any:
     """Returns the pipeline of transformers that a stock object holds; None for anything else."""
-    held = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
-    return getattr(held, "pipeline", None) if _is_one_of(held, PIPELINES) else None
+    inner = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
+    return getattr(inner, "pipeline", None) if _is_one_of(inner, PIPELINES) else None
 
 
 def _local_engine(model: Any) -> NextTokenBackend | None:

@@ -302,14 +302,7 @@ def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def silence(model: Any) -> SilentModel:
-    """Returns a silent copy of a LangChain model, bound or not; the given model is left as it is.
-
-    Raises:
-      ConfigurationError: arguments are bound to a decision model, which would ignore them.
-      UnsilencableModelError: it is no chat, completion or decision model; it holds another runnable or a callback
-        handler of its own (which would be called in the open), or overrides LangChain's caching step (which is
-        bypassed here); it is routed through the LangSmith gateway; or its class, or the SDK it calls, is instrumented.
-    """
+    """Returns a silent copy of a LangChain model, bound or not; the given model is left as it is."""
     inner, bound = unwrap(model)
     bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
     if kind_and_doors(inner)[0] == "decisions" and bound:

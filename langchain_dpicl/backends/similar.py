@@ -138,43 +138,43 @@ class SimilarTexts:
 
     def _new(self, texts: Mapping[bytes, str]) -> Iterator[dict[bytes, Hidden[str]]]:
         """Yields the texts whose directions are not known, some at a time."""
-        held = self._held.reveal()
-        new = [name for name in texts if name not in held]
+        known = self._held.reveal()
+        new = [name for name in texts if name not in known]
         for first in range(0, len(new), _EMBEDDED):
             yield {name: Hidden(texts[name]) for name in new[first : first + _EMBEDDED]}
 
     def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
         """Notes new directions, as soon as they are known."""
-        found = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
-        self._held.reveal().update({name: row.astype(np.float32) for name, row in found.items() if row.any()})
+        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
+        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
 
     def _known(self, texts: Mapping[bytes, str], *, is_all: bool) -> dict[bytes, NDArray[np.float32]]:
         """Returns the directions of these texts, and forgets those of texts that no unit has any more."""
-        held = self._held.reveal()
-        found = {name: held.get(name) for name in texts}
-        known = {name: row for name, row in found.items() if row is not None}
+        stored = self._held.reveal()
+        rows = {name: stored.get(name) for name in texts}
+        known = {name: row for name, row in rows.items() if row is not None}
         if is_all:
             self._held = Hidden(dict(known))
         return known
 
     def _compared(
-        self, named: Named, query: NDArray[np.float64] | None, held: Mapping[bytes, NDArray[np.float32]]
+        self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
     ) -> list[Near]:
         """Returns of each unit its near texts; every product is exact, so none depends on the block it is in."""
         if query is None or not query.any():
             return [()] * len(named)
         owners = [
-            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in held
+            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in known
         ]
-        found: list[list[tuple[float, int]]] = [[] for _ in named]
+        near: list[list[tuple[float, int]]] = [[] for _ in named]
         for first in range(0, len(owners), _BLOCK):
             block = owners[first : first + _BLOCK]
-            rows = np.array([held[name] for _, _, name in block], dtype=np.float64)
+            rows = np.array([known[name] for _, _, name in block], dtype=np.float64)
             similar = rows @ query / np.sqrt(np.einsum("ij,ij->i", rows, rows) * (query @ query))
             for (place, number, _), value in zip(block, similar.tolist(), strict=True):
                 if value >= self.threshold:
-                    found[place].append((-value, number))
-        return [tuple(number for _, number in sorted(own)[: self.most]) for own in found]
+                    near[place].append((-value, number))
+        return [tuple(number for _, number in sorted(own)[: self.most]) for own in near]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
@@ -222,12 +222,12 @@ class _AskNear:
         """Answers, blocking."""
         self._once()
         try:
-            found = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
-            if found is None:  # then unit by unit, so that a fault stays with its own unit
-                found = _joined([guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
+            near = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
+            if near is None:  # then unit by unit, so that a fault stays with its own unit
+                near = _joined([guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
         finally:
             self.units = ()
-        return found
+        return near
 
     async def arun(self) -> Boxed:
         """Answers, awaiting."""
@@ -237,12 +237,12 @@ class _AskNear:
 
         self._once()
         try:
-            found = await aguarded(boxed)
-            if found is None:
-                found = _joined([await aguarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
+            near = await aguarded(boxed)
+            if near is None:
+                near = _joined([await aguarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
         finally:
             self.units = ()
-        return found
+        return near
 
     def _once(self) -> None:
         """A second answer would find nobody, as if every unit were gone."""
@@ -257,9 +257,9 @@ class _AskNear:
         return Boxed(await self.source.anear((self.units[place],), self.query, is_all=False))
 
 
-def _joined(found: Sequence[Boxed | None]) -> Boxed:
+def _joined(boxes: Sequence[Boxed | None]) -> Boxed:
     """Puts what was found unit by unit, boxed each, into one box; who failed is near nothing."""
-    return Boxed([() if box is None else box.take()[0] for box in found])
+    return Boxed([() if box is None else box.take()[0] for box in boxes])
 
 
 def _named_once(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
@@ -269,12 +269,8 @@ def _named_once(names: dict[str, bytes], text: str, name: Callable[[str], bytes]
     return names[text]
 
 
-def refuse_search(given: Any) -> None:
-    """Refuses what searches or ranks documents, by what it can do: a vector store, retriever, reranker or compressor.
-
-    Raises:
-      ConfigurationError: it is one of them.
-    """
-    if any(callable(getattr(given, name, None)) for name in _SEARCHES) or hasattr(given, "vectorstore"):
-        found = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {found}. {NOT_SEARCHED}")
+def refuse_search(embeddings: Any) -> None:
+    """Raises ConfigurationError for what searches or ranks documents: a vector store, retriever or reranker."""
+    if any(callable(getattr(embeddings, name, None)) for name in _SEARCHES) or hasattr(embeddings, "vectorstore"):
+        kind = embeddings.__name__ if isinstance(embeddings, type) else type(embeddings).__name__
+        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {kind}. {NOT_SEARCHED}")

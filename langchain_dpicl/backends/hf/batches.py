@@ -115,11 +115,11 @@ class Body:
         """Returns the states float[rows, keep, size] of the last `keep` positions."""
         if self.model.training:
             self.model.eval()
-        given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
+        arguments: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
         if self._keep:
-            given[self._keep] = keep
-        given |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
-        return self.head.states(keep, **given)
+            arguments[self._keep] = keep
+        arguments |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+        return self.head.states(keep, **arguments)
 
     def fill(
         self,
@@ -297,8 +297,8 @@ class LeftBatch:
         return self._run(ids, places, count)
 
     def _run(self, ids: torch.Tensor, places: torch.Tensor, keep: int) -> torch.Tensor:
-        given = places if self._body.takes_positions else None
-        return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=given)
+        positions = places if self._body.takes_positions else None
+        return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=positions)
 
 
 def _parts(size: int, length: int) -> list[slice]:
@@ -324,5 +324,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error says that memory has run out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    said = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
+    message = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "out of memory" in message or "can't allocate memory" in message or "not enough memory" in message

@@ -140,20 +140,12 @@ def _roomy(like: torch.Tensor, size: int, room: int) -> torch.Tensor:
 
 @contextmanager
 def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool) -> Iterator[None]:
-    """Has a forward within write the keys and values of some rows; `rewind` takes them in when all parts are read.
-
-    Args:
-      layers: of the cache that the forward is given.
-      rows: which.
-      size: rows of the batch.
-      stops: whether the forward ends where the last layer's keys and values are written: its attention and what comes
-        behind it are not wanted.
-    """
-    left = {id(layer) for layer in layers}
+    """Has a forward within write the keys and values of some rows; `rewind` takes them in when all parts are read."""
+    unwritten = {id(layer) for layer in layers}
 
     def note(layer: RoomyLayer) -> None:
-        left.discard(id(layer))
-        if stops and not left:
+        unwritten.discard(id(layer))
+        if stops and not unwritten:
             raise Filled
 
     for layer in layers:
@@ -180,8 +172,8 @@ def roomy_layers(config: Any, room: int, begun: Sequence[Pair] | None = None) ->
 
 def cache_of(layers: Sequence[RoomyLayer]) -> Cache:
     """Returns the cache that has these layers."""
-    given: list[Any] = [*layers]
-    return Cache(layers=given)
+    untyped: list[Any] = [*layers]
+    return Cache(layers=untyped)
 
 
 def own_cache(config: Any) -> Cache:

@@ -179,16 +179,12 @@ def _shrink(engine: Engine, work: Work) -> None:
         work.is_lean = True
         engine.free()
     else:
-        engine.shrink("slots", work.private.wanted(engine.row_batch), work.private.shape, found=work.size)
+        engine.shrink("slots", work.private.wanted(engine.row_batch), work.private.shape, size=work.size)
     work.chunks = None
 
 
 def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
-    """Fails a chunk for which there is no memory.
-
-    Raises:
-      ModelCallError: it holds the public prompt, or public text of its shape does not fit either.
-    """
+    """Fails a chunk for which there is no memory."""
     if not work.private.has_public:
         engine.check_memory(replace(work.private.shape, size=work.size))
     elif chunk.is_first:
@@ -246,13 +242,13 @@ def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
             raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
         else:
             raw = chunk.batch.many(tokens)[:, -1]
-    told = engine.told(raw, work.private.kind)
-    chunk.done, chunk.device = len(work.script), told.device
+    states = engine.told(raw, work.private.kind)
+    chunk.done, chunk.device = len(work.script), states.device
     if chunk.is_alone:
-        chunk.told = told.only([*chunk.members]).to("cpu")
+        chunk.told = states.only([*chunk.members]).to("cpu")
         chunk.forget()
     else:
-        chunk.told = told
+        chunk.told = states
         if work.is_lean and not chunk.is_first:
             park(chunk)
     chunk.read = len(work.script)
@@ -277,11 +273,11 @@ def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None
     places = [place for place, row in chunk.members.items() if 0 <= row - first < len(out)]
     if chunk.told is None or chunk.device is None or not places:
         return
-    told = chunk.told.to(chunk.device)
+    states = chunk.told.to(chunk.device)
     if chunk.is_alone:
         # All rows of a chunk are read at its one shape, which has been tried out.
-        told = told.spread(work.size)
-    answers = read(told, slice(places[0], places[-1] + 1))
+        states = states.spread(work.size)
+    answers = read(states, slice(places[0], places[-1] + 1))
     for place in places:
         row = chunk.members[place]
         if work.private.rows[row] is not None:
@@ -289,11 +285,7 @@ def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None
 
 
 def blank(count: int, width: int, fill_value: float) -> Rows:
-    """Returns float64[count, width] to be filled.
-
-    Raises:
-      ModelCallError: main memory does not hold it.
-    """
+    """Returns float64[count, width] to be filled."""
     try:
         return np.full((count, width), fill_value)
     except MemoryError:

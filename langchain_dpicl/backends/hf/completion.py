@@ -75,11 +75,7 @@ def in_private(engine: Engine, reader: Prompts, prompts: Sequence[str], job: Job
 
 
 def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[str]:
-    """Returns one text per PUBLIC row, at the rows' own lengths.
-
-    Raises:
-      ModelCallError: the model failed.
-    """
+    """Returns one text per PUBLIC row, at the rows' own lengths."""
     texts: list[str] = []
     for start in range(0, len(rows), engine.row_batch):
         block = rows[start : start + engine.row_batch]
@@ -99,32 +95,24 @@ def generated(
     if not rows:
         while True:
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
-    left = engine.left_after(max(map(len, rows)))
-    shape = _shape(engine, rows, room, reach=left)
-    yield from grown(engine, lambda: engine.batch(shape), rows, taste, left=left)
+    remaining = engine.left_after(max(map(len, rows)))
+    shape = _shape(engine, rows, room, reach=remaining)
+    yield from grown(engine, lambda: engine.batch(shape), rows, taste, remaining=remaining)
 
 
 def grown(
-    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, left: int
+    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, remaining: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Is `generated`, on batches of another kind.
-
-    Args:
-      engine: runs the model.
-      anew: makes a batch; another one should memory run out half way.
-      rows: what it is to be started with.
-      taste: how tokens are drawn.
-      left: tokens that may be written.
-    """
+    """Is `generated`, on batches of another kind."""
     growing = _Growing(engine, anew, rows)
     raw = _public(engine, growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
-            told = shares(engine.settle(raw), engine.vocabulary)
-        tokens = drawn(told, taste, engine.vocabulary)
-        yield tokens, told
-        left -= 1
-        if left < 0:
+            rows_of_step = shares(engine.settle(raw), engine.vocabulary)
+        tokens = drawn(rows_of_step, taste, engine.vocabulary)
+        yield tokens, rows_of_step
+        remaining -= 1
+        if remaining < 0:
             return
         raw = _public(engine, lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
 
@@ -177,16 +165,7 @@ def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: i
 
 
 def _public(engine: Engine, action: Callable[[], Any], *, again: Callable[[], Any] | None = None) -> Any:
-    """Returns what a public call of the model returns.
-
-    Args:
-      engine: runs the model.
-      action: calls it.
-      again: what to do instead when memory ran out, and those who hold a secret amount of it gave way; None: the same.
-
-    Raises:
-      ModelCallError: it failed.
-    """
+    """Returns what a public call of the model returns."""
     kind = ""
     try:
         with engine.lock, torch.inference_mode():
@@ -207,7 +186,7 @@ def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: J
     """Returns one text per row, all written together until the last has ended."""
     texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
-    for left in range(steps, 0, -1):
+    for remaining in range(steps, 0, -1):
         settled = engine.settle(raw)
         if job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
@@ -215,7 +194,7 @@ def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: J
             tokens = drawn(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
         for text, token in zip(texts, tokens.tolist(), strict=True):
             text.add(token)
-        if left == 1 or all(text.has_ended for text in texts):
+        if remaining == 1 or all(text.has_ended for text in texts):
             break
         raw = batch.step(_moved(engine, tokens))
     return [text.read() for text in texts]

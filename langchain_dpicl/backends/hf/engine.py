@@ -76,18 +76,13 @@ class Engine:
 
     @property
     def layout(self) -> type[LeftBatch | RightBatch]:
-        """How rows are padded: the fast way if the model bears it.
-
-        Raises:
-          CapabilityError: it gives no numbers, or answers differently when its prompt is padded.
-          ModelCallError: it failed.
-        """
+        """How rows are padded: the fast way if the model bears it."""
         if self._layout is None:
             with self.lock, torch.inference_mode():
-                said = self._failure_of(self._choose_layout)
+                failure = self._failure_of(self._choose_layout)
             self.body.forget()
-            if said:
-                raise ModelCallError(said)
+            if failure:
+                raise ModelCallError(failure)
         return self._layout or LeftBatch
 
     @staticmethod
@@ -102,12 +97,7 @@ class Engine:
         return ""
 
     def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> Shape:
-        """Returns the shape of one row: the fast one if `length` and what may come (`reach`, or `room`) are seen whole.
-
-        Raises:
-          CapabilityError: the model gives no numbers, or answers differently when its prompt is padded.
-          ModelCallError: it failed.
-        """
+        """Returns the shape of one row: fast if `length` and what may come (`reach`, or `room`) fit into the window."""
         window = self.body.facts.window
         is_seen = window is None or length + (room if reach is None else reach) <= window
         is_fast = self.layout is RightBatch and is_seen  # in this order: any layout is learnt before the first row
@@ -165,17 +155,17 @@ class Engine:
             batch = layout(
                 self.body, Shape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
             )
-            found = [batch.start([ids[shared:]])]
+            padded = [batch.start([ids[shared:]])]
             mark = batch.mark()
-            found += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
+            padded += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
             batch.rewind(mark)
-            found.append(batch.many(tail)[:, -1])
+            padded.append(batch.many(tail)[:, -1])
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             return False
-        told = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
-        pairs = zip(found, [*told, told[-1]], strict=True)
+        unpadded = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
+        pairs = zip(padded, [*unpadded, unpadded[-1]], strict=True)
         return all(self._distance(left, right) <= close for left, right in pairs)
 
     def _unpadded(self, ids: list[int]) -> torch.Tensor:
@@ -195,29 +185,21 @@ class Engine:
         return [int(id_) for id_ in keys[places]]
 
     def size_for(self, kind: Kind, wanted: int, shape: Shape) -> int:
-        """Returns how many rows run together at a shape: at most `wanted`, public, and learnt once.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+        """Returns how many rows run together at a shape: at most `wanted`, public, and learnt once."""
         key = (kind, wanted, shape.length, len(shape.shared))
         if key not in self._sizes:
             with self.lock, torch.inference_mode():
                 self._sizes[key] = self._tried(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
         return self._sizes[key]
 
-    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, found: int) -> None:
-        """Remembers that `found` rows do not fit.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, size: int) -> None:
+        """Remembers that `size` rows do not fit."""
         self.free()
-        if found <= 1:
+        if size <= 1:
             raise ModelCallError(no_room(1))
         key = (kind, wanted, shape.length, len(shape.shared))
         with self.lock, torch.inference_mode():
-            self._sizes[key] = self._tried(kind, (found + 1) // 2, shape)
+            self._sizes[key] = self._tried(kind, (size + 1) // 2, shape)
 
     def free(self) -> None:
         """Gives back memory that nothing holds."""
@@ -237,11 +219,7 @@ class Engine:
         return any(spared)
 
     def check_memory(self, shape: Shape) -> None:
-        """Runs public text at a shape.
-
-        Raises:
-          ModelCallError: it does not fit.
-        """
+        """Runs public text at a shape."""
         with self.lock, torch.inference_mode():
             fits = self._fits(lambda: self._keeps_apart(shape, wherever=False))
         if fits is None:
@@ -252,11 +230,11 @@ class Engine:
             return self._fits(lambda: self._keeps_apart(replace(shape, size=size), wherever=kind == "units"))
 
         while size > 1:
-            found = verdict(size)
-            if found:
+            keeps_apart = verdict(size)
+            if keeps_apart:
                 return size
             self.free()
-            size = (size + 1) // 2 if found is None else 1
+            size = (size + 1) // 2 if keeps_apart is None else 1
         # Slots that do not fit one by one say so when they run; a secret number of rows may not fail so.
         if kind == "units" and verdict(1) is None:
             raise ModelCallError(
@@ -282,9 +260,9 @@ class Engine:
         Where the number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
         """
         half = (shape.size + 1) // 2
-        held = self.batch(shape) if wherever else None
+        beside = self.batch(shape) if wherever else None
         return keeps_apart(
-            lambda number: self._answers(shape, half, number, None if number else held), half, wherever=wherever
+            lambda number: self._answers(shape, half, number, None if number else beside), half, wherever=wherever
         )
 
     def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
@@ -296,13 +274,13 @@ class Engine:
             for row in range(shape.size)
         ]
         batch = batch or self.batch(shape)
-        told = [batch.start(rows)]
-        told.append(batch.many(self._probe(1, BLOCK))[:, -1])
-        told.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
-        settled = [self.settle(states) for states in told]
+        states = [batch.start(rows)]
+        states.append(batch.many(self._probe(1, BLOCK))[:, -1])
+        states.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
+        settled = [self.settle(states) for one in states]
         ids = self.vocabulary.candidates[:64]
         shares = [torch.from_numpy(probabilities(one, ids)).view(torch.int64) for one in settled]
-        bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*told, *settled)]
+        bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*states, *settled)]
         return torch.cat([*bits, *shares], dim=1)
 
 

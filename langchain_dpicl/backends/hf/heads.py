@@ -50,13 +50,13 @@ class Head:
         linear = _plain_linear(self._model)
         if linear is None:
             return
-        told = self._model(input_ids=ids, use_cache=False).logits
+        logits = self._model(input_ids=ids, use_cache=False).logits
         with _heard(linear) as heard:
             self._model(input_ids=ids, use_cache=False)
         if len(heard) != 1 or heard[0].shape[:2] != ids.shape:
             return
         for tail in _tails(self._model.config.get_text_config(decoder=True)):
-            if _is_same(tail(linear(heard[0])), told):
+            if _is_same(tail(linear(heard[0])), logits):
                 self._linear, self._tail = linear, tail
                 return
 
@@ -84,13 +84,7 @@ class Head:
         return self._tail(logits)
 
     def has_some(self, kind: Kind, states: torch.Tensor, count: int) -> bool:
-        """Whether `count` columns are worth computing by themselves, and keep the rows apart; public, and learnt once.
-
-        Args:
-          kind: whether a row may depend on its place.
-          states: of which the shape and type are looked at.
-          count: columns, rounded up by `rounded`.
-        """
+        """Whether `count` columns are worth computing alone and keep the rows apart; public, and tried out once."""
         if self._linear is None or _is_hooked(self._linear) or not 0 < 2 * count <= self.width:
             return False
         key = (kind, len(states), count)
@@ -178,8 +172,8 @@ class Told:
             return self.settled().index_select(1, torch.from_numpy(ids).to(self.device))
         padded = np.concatenate([wanted, np.repeat(wanted[:1], count - len(wanted))])
         raw = self._head.some(self._states, torch.from_numpy(padded).to(self.device))
-        told = self._reader.settle_some(raw[:, : len(wanted)], ids)
-        return told.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
+        settled = self._reader.settle_some(raw[:, : len(wanted)], ids)
+        return settled.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
 
     def _with(self, states: torch.Tensor) -> Told:
         return Told(states, self._head, self._reader, kind=self._kind)

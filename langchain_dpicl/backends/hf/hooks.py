@@ -38,20 +38,16 @@ class Hooks:
         self.check()
 
     def check(self) -> None:
-        """Looks at the model as it is now.
-
-        Raises:
-          UnsilencableModelError: somebody else's code would see what passes.
-        """
+        """Looks at the model as it is now."""
         parts = list(self._model.modules())
         kinds = {type(part) for part in parts}
-        held = [part for part in parts if _holds_any(vars(part))]
+        hooked = [part for part in parts if _holds_any(vars(part))]
         shared = [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(modules, name, None))]
         changed = [kind for kind in kinds if self._is_changed(kind)]
-        if not (held or shared or changed):
+        if not (hooked or shared or changed):
             return
         bench = Bench(_OWN | tops_of(kinds), is_strict=True, place="torch", named=self._named)
-        for place, value in _standing(held, shared, changed):
+        for place, value in _standing(hooked, shared, changed):
             if culprit := self._culprit(bench, value):
                 raise UnsilencableModelError(_message(type(self._model).__name__, culprit, place))
         for kind in changed:
@@ -76,8 +72,8 @@ class Hooks:
         return bench.culprit(value)
 
 
-def _holds_any(held: dict[str, Any]) -> bool:
-    return any(held.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
+def _holds_any(attributes: dict[str, Any]) -> bool:
+    return any(attributes.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
 
 
 def _state(kind: type, name: str) -> tuple[Any, Any]:
@@ -85,11 +81,11 @@ def _state(kind: type, name: str) -> tuple[Any, Any]:
     return value, getattr(value, "__code__", None)
 
 
-def _standing(held: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
+def _standing(hooked: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
     """Yields what has to be judged, and where it stands."""
     for hooks in shared:
         yield from (("every module", hook) for hook in list(hooks.values()))
-    for part in held:
+    for part in hooked:
         own, named = vars(part), type(part).__name__
         for name in _HOOKS:
             yield from ((f"{named}.{name.strip('_')}", hook) for hook in list((own.get(name) or {}).values()))

@@ -67,9 +67,6 @@ def load(
 
     An object stays where it is and as it is unless `device` says otherwise.
     `kind` is what it is for: a key of `AUTO_CLASSES`.
-
-    Raises:
-      ConfigurationError: no such folder, a hub's name, or options that would change the caller's object.
     """
     _check_installed()
     if dtype is not None and dtype not in DTYPES:
@@ -90,11 +87,7 @@ def load(
 
 
 def _move(model: Any, device: Any) -> None:
-    """Brings a model to a device.
-
-    Raises:
-      ConfigurationError: there is no such device, or no room on it.
-    """
+    """Brings a model to a device."""
     try:
         model.to(device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -156,11 +149,7 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Returns what `kind` reads from a folder, fetching nothing and running none of its code.
-
-    Raises:
-      ConfigurationError: it cannot be read so.
-    """
+    """Returns what `kind` reads from a folder, fetching nothing and running none of its code."""
     try:
         with _no_progress_bars():
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
@@ -193,11 +182,7 @@ def _best_device() -> str:
 
 
 def inspect_model(model: Any) -> Facts:
-    """Returns what is public about a model.
-
-    Raises:
-      CapabilityError: it keeps no cache, is no causal model, or computes one row from others.
-    """
+    """Returns what is public about a model."""
     takes = frozenset(inspect.signature(model.forward).parameters)
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
         raise CapabilityError(
@@ -208,11 +193,7 @@ def inspect_model(model: Any) -> Facts:
 
 
 def inspect_rows(model: Any) -> Facts:
-    """Returns what is public about a model of any kind.
-
-    Raises:
-      CapabilityError: it computes one row from others.
-    """
+    """Returns what is public about a model of any kind."""
     config = _text_config(model.config)
     takes = frozenset(inspect.signature(model.forward).parameters)
     if reason := _couples(model, config):
@@ -232,13 +213,13 @@ def inspect_rows(model: Any) -> Facts:
 
 
 def _text_config(config: Any) -> Any:
-    found = getattr(config, "get_text_config", None)
-    return found(decoder=True) if callable(found) else config
+    get_text_config = getattr(config, "get_text_config", None)
+    return get_text_config(decoder=True) if callable(get_text_config) else config
 
 
 def _ids(config: Any) -> Iterable[int]:
-    found = getattr(config, "eos_token_id", None)
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    ids = getattr(config, "eos_token_id", None)
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _context(config: Any) -> int | None:
@@ -246,9 +227,9 @@ def _context(config: Any) -> int | None:
     ropes = [getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
     rescaled = [rope for rope in ropes if (rope.get("rope_type") or rope.get("type")) in _RESCALED]
-    found = [rope.get("original_max_position_embeddings") for rope in rescaled]
-    found += [getattr(config, name, None) for name in [*names, *["original_max_position_embeddings"] * bool(rescaled)]]
-    return min([value for value in found if isinstance(value, int) and value > 0], default=None)
+    limits = [rope.get("original_max_position_embeddings") for rope in rescaled]
+    limits += [getattr(config, name, None) for name in [*names, *["original_max_position_embeddings"] * bool(rescaled)]]
+    return min([value for value in limits if isinstance(value, int) and value > 0], default=None)
 
 
 def _window(config: Any) -> int | None:
@@ -266,8 +247,8 @@ def _width(model: Any, config: Any) -> int:
 
 
 def _reads(model: Any, config: Any) -> int:
-    found = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    return found if isinstance(found, int) else int(config.vocab_size)
+    count = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return count if isinstance(count, int) else int(config.vocab_size)
 
 
 def _mixes_rows(model: Any, config: Any) -> bool:
@@ -291,13 +272,13 @@ def _couples(model: Any, config: Any) -> str:
 
 
 def _quantised(model: Any, config: Any) -> str:
-    said = "quantisation of activations at run time"
+    reason = "quantisation of activations at run time"
     if any(_is_activation_quantised(parameter) for parameter in model.parameters()):
-        return said
+        return reason
     settings = getattr(config, "quantization_config", None) or getattr(model.config, "quantization_config", None) or {}
     settings = settings if isinstance(settings, dict) else vars(settings)
     dynamic = settings.get("activation_scheme") == "dynamic" or settings.get("load_in_8bit")
-    return said if dynamic or "'dynamic': True" in str(settings.get("config_groups")) else ""
+    return reason if dynamic or "'dynamic': True" in str(settings.get("config_groups")) else ""
 
 
 def _is_activation_quantised(parameter: torch.Tensor) -> bool:

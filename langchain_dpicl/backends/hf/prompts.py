@@ -28,11 +28,7 @@ class Prompts:
         self._start = tokens.header or (eos,)
 
     def begun(self, shared: str, *, cap: int) -> tuple[int, ...]:
-        """Returns the ids that all prompts begin with; `shared` is public.
-
-        Raises:
-          ConfigurationError: it leaves no room for a prompt.
-        """
+        """Returns the ids that all prompts begin with; `shared` is public."""
         ids = (*self.tokens.header, *self.tokens.encode(shared))
         if len(ids) + len(self.tokens.footer) >= cap:
             raise ConfigurationError(

@@ -51,18 +51,13 @@ class PublicAnswers:
         self._known: dict[tuple[int, ...], _Known] = {}
 
     def settled(self, prompt: Sequence[int], prefix: Sequence[int]) -> torch.Tensor:
-        """Returns float32[1, width]: the candidates after a prompt and a prefix.
-
-        Raises:
-          ConfigurationError: no room for the prefix.
-          ModelCallError: the model failed, or memory ran out.
-        """
+        """Returns float32[1, width]: the candidates after a prompt and a prefix."""
         check_room(self._engine.limit, self._length + len(prefix))
         with self._engine.lock, torch.inference_mode():
-            found = self._tried(lambda: self._settled(tuple(prompt), list(prefix)))
-        if not bool(found.amax().isfinite()):
+            logits = self._tried(lambda: self._settled(tuple(prompt), list(prefix)))
+        if not bool(logits.amax().isfinite()):
             raise ModelCallError("the model gave no numbers for the public prompt; try another dtype")
-        return found
+        return logits
 
     def _tried(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
         kind = ""

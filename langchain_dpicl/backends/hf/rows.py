@@ -22,10 +22,6 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
     """Puts the answer of every row that has one.
 
     Where a chunk fails, each of its rows is asked again in its own place, beside empty ones: its bits stay the same.
-
-    Raises:
-      ModelCallError: memory ran out with a single row.
-      UnsilencableModelError: somebody else's hook would see the rows.
     """
     with engine.lock:
         count = len(private.rows)
@@ -38,7 +34,7 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
             if fits:
                 place += size
             elif not engine.spare():
-                engine.shrink("units", engine.row_batch, private.shape, found=size)
+                engine.shrink("units", engine.row_batch, private.shape, size=size)
                 place = 0  # all rows are computed at the same size
 
 
@@ -66,12 +62,12 @@ def _put(
     try:
         with torch.inference_mode():
             batch = engine.batch(replace(private.shape, size=size))
-            found = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
+            answers = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
     except Exception as error:
         if is_out_of_memory(error):
             return False
         raise
     for place, row in members.items():
         if rows[place] is not None:
-            put(row, found[place])
+            put(row, answers[place])
     return True

@@ -40,14 +40,9 @@ class LocalSession:
         self._limit = engine.limit_at(private.shape)
 
     def public(self) -> NDArray[np.float64]:
-        """Returns float64[V]: next-token logits after the public prompt, in the order of the vocabulary.
-
-        Raises:
-          ConfigurationError: the session is closed, or was opened without a public prompt.
-          ModelCallError: the model gave no numbers for it.
-        """
+        """Returns float64[V]: next-token logits after the public prompt, in the order of the vocabulary."""
         ids = self._engine.vocabulary.candidates
-        row = self._read(lambda told, places: taken(told.rows(places), ids), len(ids), np.nan, public=True)
+        row = self._read(lambda lazy, places: taken(lazy.rows(places), ids), len(ids), np.nan, public=True)
         if row.shape[0] != 1:
             raise ConfigurationError("expected a session with a public prompt, found none; open it with open_full")
         if np.isnan(row).any():
@@ -64,9 +59,9 @@ class LocalSession:
         vocabulary = self._engine.vocabulary
         if columns is None:
             ids = vocabulary.candidates
-            return self._read(lambda told, places: taken(told.settled()[places], ids), len(ids), np.nan)
+            return self._read(lambda lazy, places: taken(lazy.settled()[places], ids), len(ids), np.nan)
         ids = vocabulary.ids(columns)
-        return self._read(lambda told, places: taken(told.some(ids)[places]), len(ids), np.nan)
+        return self._read(lambda lazy, places: taken(lazy.some(ids)[places]), len(ids), np.nan)
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Is `logits`, in a worker thread."""
@@ -76,18 +71,14 @@ class LocalSession:
         """Returns float64[rows, d]: probabilities on `domain`; 0 for what is no candidate, and in a failed row."""
         ids, is_known = self._engine.vocabulary.known(domain)
         # All rows of a chunk are summed at its one shape, which has been tried out.
-        return self._read(lambda told, places: probabilities(told.settled(), ids)[places] * is_known, len(ids), 0.0)
+        return self._read(lambda lazy, places: probabilities(lazy.settled(), ids)[places] * is_known, len(ids), 0.0)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, in a worker thread."""
         return await asyncio.to_thread(self.score, domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row; it is read when the next answer is wanted.
-
-        Raises:
-          ConfigurationError: no token of this model, no room left in its context, or the session is closed.
-        """
+        """Appends one released token to every row; it is read when the next answer is wanted."""
         with self._engine.lock:
             self._open_work()
             id_ = self._engine.vocabulary.checked(token)

@@ -59,8 +59,8 @@ class TokenizerMaps:
     def fingerprint(self) -> str:
         """Says which tokenizer this is: equal for equal vocabularies; public."""
         entries = sorted(self._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
-        said = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        vocabulary = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
+        return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
     @functools.cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -111,9 +111,9 @@ class TokenizerMaps:
         text = text.encode("utf-8", "replace").decode("utf-8")
         begin = 0
         if self._marker is not None:
-            for found in self._marker.finditer(text):
-                yield text[begin : found.start() + 1]
-                begin = found.start() + 1
+            for marker in self._marker.finditer(text):
+                yield text[begin : marker.start() + 1]
+                begin = marker.start() + 1
         yield text[begin:]
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -62,16 +62,12 @@ class Vocabulary:
         return np.array([id_ == self.eos or _is_text(spelled[id_]) for id_ in self.keys])
 
     def ids(self, columns: Ints) -> Ints:
-        """Returns the ids of places in the vocabulary.
-
-        Raises:
-          ConfigurationError: a place that is not in it.
-        """
+        """Returns the ids of places in the vocabulary."""
         columns = np.asarray(columns)
         if columns.dtype.kind not in "iu" or not ((columns >= 0) & (columns < len(self.keys))).all():
             raise ConfigurationError(f"expected columns between 0 and {len(self.keys) - 1}, found others")
-        found: Ints = self.candidates[columns]
-        return found
+        ids: Ints = self.candidates[columns]
+        return ids
 
     def known(self, domain: Sequence[Token]) -> tuple[Ints, NDArray[np.bool_]]:
         """Returns int64[d] ids, and which of them are candidates; what is none has the id of the end."""
@@ -82,11 +78,7 @@ class Vocabulary:
         return np.where(is_known, wanted, self.eos), is_known
 
     def checked(self, token: Token) -> int:
-        """Returns the id of a token.
-
-        Raises:
-          ConfigurationError: no candidate of this model.
-        """
+        """Returns the id of a token."""
         if (place := self._place(token)) < 0:
             raise ConfigurationError(
                 f"expected one of the {len(self.keys)} tokens of this model's vocabulary(), found another value; "
@@ -100,18 +92,18 @@ class Vocabulary:
         return -1
 
 
-def _ends(tokens: TokenizerMaps, facts: Facts, given: Sequence[int] | None) -> tuple[int, ...]:
+def _ends(tokens: TokenizerMaps, facts: Facts, requested: Sequence[int] | None) -> tuple[int, ...]:
     own = [*([] if tokens.eos is None else [tokens.eos]), *facts.ends]
-    found = tuple(dict.fromkeys(int(id_) for id_ in (own if given is None else given)))
-    if not found:
+    ends = tuple(dict.fromkeys(int(id_) for id_ in (own if requested is None else requested)))
+    if not ends:
         raise ConfigurationError(
             "expected a model that can end a text, found no end-of-sequence token in its tokenizer or configuration; "
             "pass eos_token_id=..., the id (or ids) of what it writes last, such as that of a newline"
         )
     size = min(facts.width, facts.reads)
-    if not all(0 <= id_ < size for id_ in found):
-        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(found)}")
-    return found
+    if not all(0 <= id_ < size for id_ in ends):
+        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(ends)}")
+    return ends
 
 
 def _is_text(spelled: bytes) -> bool:
@@ -154,12 +146,7 @@ class Reader:
         return np.concatenate([ids, np.array(vocabulary.ends, np.int64)])
 
     def settle_some(self, raw: torch.Tensor, ids: Ints) -> torch.Tensor:
-        """Returns float32[rows, d]: as `settle`, of candidates `ids` alone.
-
-        Args:
-          raw: logits of `with_ends(ids)`.
-          ids: candidates.
-        """
+        """Returns float32[rows, d]: as `settle`, of candidates `ids` alone."""
         logits = raw.to(torch.float32, copy=True)
         count = len(ids)
         if logits.shape[1] > count:

@@ -14,13 +14,13 @@ _TOLD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def digest(model: Any) -> str:
     """Returns a hash of all weights and buffers of a model, byte for byte."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
             plain = tensor.detach().cpu().contiguous()
-            found.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-            found.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            total.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+            total.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 def fingerprint(model: Any) -> str:

@@ -143,16 +143,7 @@ class PromptEngine:
         return self.reader.tokens.fingerprint
 
     def check(self, parameters: Floats | None = None) -> int:
-        """Tries the micro-batch out with public rows, which otherwise happens at the first call; returns its size.
-
-        Args:
-          parameters: float64[width], public, at which a made-up text has to have a gradient too; None: that is not
-            looked at.
-
-        Raises:
-          ModelCallError: not even one row fits into memory, or the model fails on public rows or has no numbers there.
-          ConfigurationError: parameters of another width.
-        """
+        """Tries the micro-batch out with public rows, which otherwise happens at the first call; returns its size."""
         vector = None if parameters is None else self._vector(parameters)
         with self._lock, frozen(self.prompted.model):
             if vector is not None:
@@ -160,14 +151,7 @@ class PromptEngine:
             return self._batches.size()
 
     def initial(self, text: str | None = None) -> Floats:
-        """Returns float64[width], public: parameters of the prompt that some text is.
-
-        Args:
-          text: its tokens, repeated or cut to the prompt's length; None: random tokens of the vocabulary.
-
-        Raises:
-          ConfigurationError: the text has no token.
-        """
+        """Returns float64[width], public: parameters of the prompt that some text is."""
         coins = Generator(PCG64())  # public: what is drawn here protects nobody
         with self._lock, torch.no_grad():
             prompt = self.prompted.written(self._text_ids(text) if text is not None else self._random_ids(coins)).cpu()
@@ -179,9 +163,6 @@ class PromptEngine:
 
         Returns:
           "prompt_embeddings": float32[virtual tokens, embedding], or [virtual tokens, 2 * layers * keys] of a prefix.
-
-        Raises:
-          ConfigurationError: parameters of another width.
         """
         vector = self._vector(parameters)
         with self._lock, torch.no_grad():
@@ -248,27 +229,22 @@ class PromptEngine:
         await asyncio.to_thread(self.gradients, parameters, groups, add=add)
 
     def losses(self, parameters: Floats, examples: Sequence[TrainingExample]) -> Floats:
-        """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read.
-
-        Raises:
-          ModelCallError: the model failed.
-          ConfigurationError: parameters of another width.
-        """
-        vector, found, said = self._vector(parameters), [np.zeros(0)], ""
+        """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read."""
+        vector, parts, fault = self._vector(parameters), [np.zeros(0)], ""
         with self._lock, frozen(self.prompted.model):
             size = self._batches.size()
             try:
                 for chunk in _chunks([examples], size):
                     reads: list[Read | None] = [self._batches.read(example) for example in chunk]
-                    found.append(self._batches.losses(vector, reads))
+                    parts.append(self._batches.losses(vector, reads))
             except DPICLError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever a model raises
-                said = "memory" if is_out_of_memory(error) else type(error).__name__
-        if said:
+                fault = "memory" if is_out_of_memory(error) else type(error).__name__
+        if fault:
             self._batches.free()
-            raise ModelCallError(f"the model failed on a public example: {said}. Check the model and call again.")
-        return np.concatenate(found)
+            raise ModelCallError(f"the model failed on a public example: {fault}. Check the model and call again.")
+        return np.concatenate(parts)
 
     def _vector(self, parameters: Floats) -> torch.Tensor:
         if np.shape(parameters) != (self.width,):

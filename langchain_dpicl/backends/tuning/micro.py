@@ -58,25 +58,17 @@ class MicroBatches:
         self.length = self.task.max_input_tokens + self._targets - 1
 
     def size(self) -> int:
-        """Returns how many rows run together; public, and learnt once.
-
-        Raises:
-          ModelCallError: the model fails on public rows, or not even one fits into memory.
-        """
+        """Returns how many rows run together; public, and learnt once."""
         if self._size is None:
             self._size = self._tried(self._wanted)
         return self._size
 
-    def shrink(self, found: int) -> None:
-        """Remembers that `found` rows do not fit.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+    def shrink(self, size: int) -> None:
+        """Remembers that `size` rows do not fit."""
         self.free()
-        if found <= 1:
+        if size <= 1:
             raise ModelCallError(_NO_ROOM)
-        self._size = self._tried((found + 1) // 2)
+        self._size = self._tried((size + 1) // 2)
 
     def free(self) -> None:
         """Gives back memory that nothing holds."""
@@ -99,27 +91,23 @@ class MicroBatches:
             return np.asarray(torch.where(fine[:, None], gradients, 0.0).cpu().numpy(), dtype=np.float32)
 
     def check(self, vector: torch.Tensor) -> None:
-        """Takes the gradient of a made-up row; if that has no numbers, of others, always the same ones.
-
-        Raises:
-          ModelCallError: the model fails on one of them, or gives numbers for none.
-        """
-        said = ""
+        """Takes the gradient of a made-up row; if that has no numbers, of others, always the same ones."""
+        fault = ""
         try:
             tried = (self._taken(vector, [self._public_read(number)])[1] for number in range(1, 1 + _CHECKED))
-            said = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
+            fault = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
         except Exception as error:  # noqa: BLE001  whatever a model raises
-            said = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
-        if said:
+            fault = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
+        if fault:
             self.free()
-            raise ModelCallError(said)
+            raise ModelCallError(fault)
 
     def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
         """Returns float64[rows]; NaN for a row that is None."""
         with torch.no_grad():
             copies = self.folding.fold(vector)[None].expand(len(reads), -1, -1)
-            found = self._losses(copies, reads).double().cpu().numpy()
-        return np.where([read is not None for read in reads], found, np.nan)
+            losses = self._losses(copies, reads).double().cpu().numpy()
+        return np.where([read is not None for read in reads], losses, np.nan)
 
     def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | None:
         """Is `gradients` of at most `size` rows, the places of the others filled up; None if memory ran out.
@@ -128,9 +116,9 @@ class MicroBatches:
         """
         size = self.size()
         filled = [*reads, *[None] * (size - len(reads))]
-        found = guarded(lambda: self._unless_full(vector, filled))
-        if found is not None:
-            return found[: len(reads)] if isinstance(found, np.ndarray) else None
+        outcome = guarded(lambda: self._unless_full(vector, filled))
+        if outcome is not None:
+            return outcome[: len(reads)] if isinstance(outcome, np.ndarray) else None
         self.free()
         rows = np.zeros((len(reads), self.folding.width), np.float32)
         for place in range(len(reads)):
@@ -149,9 +137,9 @@ class MicroBatches:
         copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
         with torch.enable_grad():
             losses = self._losses(copies, reads)
-            (found,) = torch.autograd.grad(losses.sum(), copies)
+            (of_copies,) = torch.autograd.grad(losses.sum(), copies)
         with torch.no_grad():
-            gradients = self.folding.pull(vector, found)
+            gradients = self.folding.pull(vector, of_copies)
             return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
 
     def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
@@ -193,22 +181,18 @@ class MicroBatches:
             types=[one.types for one in inputs] if self.reader.has_types else None,
         )
         rows.at = None if causal else torch.tensor([one.at for one in inputs], device=device)
-        told = torch.full((len(reads), self._targets), _NONE, dtype=torch.int64)
+        targets = torch.full((len(reads), self._targets), _NONE, dtype=torch.int64)
         for row, answer in enumerate(answers):
-            told[row, : len(answer)] = torch.tensor(answer, dtype=torch.int64)
-        told = told.to(device)
+            targets[row, : len(answer)] = torch.tensor(answer, dtype=torch.int64)
+        targets = targets.to(device)
         if self._targets > 1:
-            shown = told[:, :-1]
+            shown = targets[:, :-1]
             rows.ids = torch.cat([rows.ids, shown.clamp(min=0)], dim=1)
             rows.mask = torch.cat([rows.mask, shown != _NONE], dim=1)
-        return rows, told
+        return rows, targets
 
     def _tried(self, size: int) -> int:
-        """Returns the largest size up to `size`, halved where memory runs out, whose rows keep their bits.
-
-        Raises:
-          ModelCallError: the model fails on public rows, or not even one fits into memory.
-        """
+        """Returns the largest size up to `size`, halved where memory runs out, whose rows keep their bits."""
         while True:
             verdict = self._verdict(size)
             if verdict == "":
@@ -235,10 +219,10 @@ class MicroBatches:
         prompt = self.folding.solve(self._public_prompt(), _ramp).to(self.prompted.device, torch.float32)
         known: dict[int, bytes] = {}
         for order in _orders(size):
-            found = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
-            for number, row in zip(order, found, strict=True):
-                told = hashlib.blake2b(row.tobytes()).digest()
-                if known.setdefault(number, told) != told:
+            rows = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
+            for number, row in zip(order, rows, strict=True):
+                digest = hashlib.blake2b(row.tobytes()).digest()
+                if known.setdefault(number, digest) != digest:
                     return False
         return True
 

@@ -30,21 +30,23 @@ def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs
       CapabilityError: it answers in another form or without numbers, ignores a prompt, or reads it in a way of its own.
       ModelCallError: memory ran out.
     """
-    said = ""
+    fault = ""
     try:
         with torch.no_grad():
-            said = _fault(prompted, num_virtual_tokens, num_outputs)
+            fault = _fault(prompted, num_virtual_tokens, num_outputs)
     except Exception as error:  # noqa: BLE001  whatever a model raises
         if is_out_of_memory(error):
-            said = "memory"
+            fault = "memory"
         else:
-            said = f"which failed on public ids with {type(error).__name__}; take another model, or " + _other(prompted)
-    if said == "memory":
+            fault = f"which failed on public ids with {type(error).__name__}; take another model, or " + _other(
+                prompted
+            )
+    if fault == "memory":
         raise ModelCallError("the model ran out of memory on a single public row; take a smaller model or dtype")
-    if said:
+    if fault:
         kind = type(prompted.model).__name__
         raise CapabilityError(
-            f"expected a model that takes a {prompted.method} as {prompted.kind}, found {kind}, {said}"
+            f"expected a model that takes a {prompted.method} as {prompted.kind}, found {kind}, {fault}"
         )
 
 
@@ -53,20 +55,20 @@ def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
     ids = prompted.public_ids(0, PROBE)
     first, second = (prompted.public_ids(number, count) for number in (1, 2))
     bare = _rows(prompted, ids, PROBE)
-    told = prompted.forward(prompted.written(first)[None], bare)
-    if told.ndim != 3 or told.shape[1] != 1 or (num_outputs is not None and told.shape[2] != num_outputs):
-        found = f"{told.shape[-1]} outputs" if told.ndim == 3 else "an answer of another form"
-        return f"with {found}; take a model of that kind, and labels in the order of its head"
-    if not bool(told.isfinite().all()):
+    logits = prompted.forward(prompted.written(first)[None], bare)
+    if logits.ndim != 3 or logits.shape[1] != 1 or (num_outputs is not None and logits.shape[2] != num_outputs):
+        form = f"{logits.shape[-1]} outputs" if logits.ndim == 3 else "an answer of another form"
+        return f"with {form}; take a model of that kind, and labels in the order of its head"
+    if not bool(logits.isfinite().all()):
         return "whose logits are no numbers: weights are missing or NaN, or the dtype is too narrow; load it again"
     close = _CLOSE.get(prompted.model.dtype, _CLOSE_LOW)
     padded = prompted.forward(prompted.written(first)[None], _rows(prompted, ids, PROBE + _PADDING))
-    if not _distance(told, padded) <= close:
+    if not _distance(logits, padded) <= close:
         return "which answers otherwise when a row is padded; take another model, or attn_implementation='sdpa'"
-    if torch.equal(told, prompted.forward(prompted.written(second)[None], bare)):
+    if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])
-    if plain is not None and not _distance(told, plain) <= close:
+    if plain is not None and not _distance(logits, plain) <= close:
         return f"which reads it otherwise than the same tokens as text; take another model, or {_other(prompted)}"
     return ""
 

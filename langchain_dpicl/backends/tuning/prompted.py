@@ -136,15 +136,15 @@ class PromptedModel:
           keep: how many of the last places are asked about; causal models only. Of others it is one place: the one at
             `rows.at`, or the head.
         """
-        given = self._inputs(prompts, rows, prompt_mask)
+        arguments = self._inputs(prompts, rows, prompt_mask)
         if self.is_causal:
-            given["use_cache"] = "past_key_values" in given
+            arguments["use_cache"] = "past_key_values" in arguments
             if self._keep:
-                given[self._keep] = keep
-            return _logits(self.model(**given))[:, -keep:]
+                arguments[self._keep] = keep
+            return _logits(self.model(**arguments))[:, -keep:]
         if self.kind == "sequence_classification":
-            return _logits(self.model(**given))[:, None]
-        return self._at(given, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
+            return _logits(self.model(**arguments))[:, None]
+        return self._at(arguments, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
 
     def written(self, ids: Sequence[int]) -> torch.Tensor:
         """Returns float32[len(ids), dim]: what PUBLIC ids are as a prompt: embeddings, or the keys and values."""
@@ -179,15 +179,15 @@ class PromptedModel:
         if self.method == "soft_prompt":
             asked, types = seen, _zeros_before(rows.types, count)
             embedded = self._embedded(rows.ids)
-            given = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
+            arguments = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
         else:
             asked, types = rows.mask, rows.types
-            given = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
-        given |= self._positions(seen, asked.shape[1])
-        given["attention_mask"] = self._bias(seen, asked.shape[1])
+            arguments = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
+        arguments |= self._positions(seen, asked.shape[1])
+        arguments["attention_mask"] = self._bias(seen, asked.shape[1])
         if types is not None and "token_type_ids" in self.facts.takes:
-            given["token_type_ids"] = types
-        return given | {"return_dict": True}
+            arguments["token_type_ids"] = types
+        return arguments | {"return_dict": True}
 
     def _positions(self, seen: torch.Tensor, last: int) -> dict[str, torch.Tensor]:
         """Returns the positions of the last places of each row, counted over what is no padding."""
@@ -220,8 +220,8 @@ class PromptedModel:
     def _pairs(self, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns each layer's keys and values float[1, heads, length, size] of public ids."""
         cache: Any = DynamicCache()
-        given = {"use_cache": True} if self.is_causal else {}
-        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **given)
+        options = {"use_cache": True} if self.is_causal else {}
+        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **options)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _cache_shape(self) -> tuple[int, int, int]:
@@ -251,11 +251,11 @@ class PromptedModel:
             return None
         pad = getattr(self._config, "pad_token_id", None)
         ids = self._probe(0)
-        told = _logits(self.model(input_ids=ids, return_dict=True))
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
         for offset in [0, *([] if pad is None else [int(pad) + 1])]:
             places = torch.arange(ids.shape[1], device=ids.device)[None] + offset
-            found = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
-            if bool(((found - told).abs() <= 1e-4 * told.abs().amax()).all()):
+            logits = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
+            if bool(((logits - expected).abs() <= 1e-4 * expected.abs().amax()).all()):
                 return offset
         return None
 
@@ -266,22 +266,26 @@ class PromptedModel:
         if body is self.model or len(rest) != 1:
             return None
         ids = self._probe(0)
-        told = _logits(self.model(input_ids=ids, return_dict=True))
-        found = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
-        same = isinstance(found, torch.Tensor) and found.shape == told.shape and torch.allclose(found, told, atol=1e-4)
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
+        logits = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
+        same = (
+            isinstance(logits, torch.Tensor)
+            and logits.shape == expected.shape
+            and torch.allclose(logits, expected, atol=1e-4)
+        )
         return rest[0] if same else None
 
-    def _at(self, given: dict[str, Any], rows: Rows, *, in_front: int) -> torch.Tensor:
+    def _at(self, arguments: dict[str, Any], rows: Rows, *, in_front: int) -> torch.Tensor:
         """Returns the logits float[rows, 1, outputs] at `rows.at`."""
         if rows.at is None:
             raise CapabilityError("expected rows that say which place is asked about, found none")
         places = (rows.at + in_front)[:, None, None]
         if self._head is None:
-            told = _logits(self.model(**given))
-            return told.take_along_dim(places, dim=1)
-        hidden = self.model.base_model(**given).last_hidden_state
-        found: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
-        return found
+            every = _logits(self.model(**arguments))
+            return every.take_along_dim(places, dim=1)
+        hidden = self.model.base_model(**arguments).last_hidden_state
+        logits: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
+        return logits
 
 
 def stacked(
@@ -297,9 +301,9 @@ def stacked(
     ids = torch.full((len(inputs), length), filler, dtype=torch.int64)
     mask = torch.zeros((len(inputs), length), dtype=torch.bool)
     kinds = None if types is None else torch.zeros((len(inputs), length), dtype=torch.int64)
-    for row, given in enumerate(inputs):
-        place = slice(length - len(given), length) if is_causal else slice(0, len(given))
-        ids[row, place] = torch.tensor(given, dtype=torch.int64)
+    for row, row_ids in enumerate(inputs):
+        place = slice(length - len(row_ids), length) if is_causal else slice(0, len(row_ids))
+        ids[row, place] = torch.tensor(row_ids, dtype=torch.int64)
         mask[row, place] = True
         if kinds is not None and types is not None:
             kinds[row, place] = torch.tensor(types[row], dtype=torch.int64)

@@ -99,11 +99,7 @@ class TaskReader:
         return Input(ids, [self._frames[False].types[0]] * len(ids), at)
 
     def answer(self, target: str) -> list[int]:
-        """Returns what is learnt: the place of a declared label, or the ids of a text and its end.
-
-        Raises:
-          ValueError: no declared label; its value is not in the message.
-        """
+        """Returns what is learnt: the place of a declared label, or the ids of a text and its end."""
         if self.eos is None:
             if target not in self.task.labels:
                 raise ValueError("no declared label")
@@ -144,10 +140,10 @@ class TaskReader:
         literals: list[tuple[list[int], str | None]] = []
         carried: list[str] = []
         for place, (literal, name) in enumerate(self.task.pieces):
-            kept = literal.rstrip(" ") if name is not None or self.task.kind == "causal_lm" else literal
+            shown = literal.rstrip(" ") if name is not None or self.task.kind == "causal_lm" else literal
             encode = self.tokens.continued if place else self.tokens.encode
-            literals.append((encode(kept) if kept else [], name))
-            carried.append(literal[len(kept) :])
+            literals.append((encode(shown) if shown else [], name))
+            carried.append(literal[len(shown) :])
         if not literals or literals[-1][1] is not None:
             literals.append(([], None))  # the answer, or the end, follows right behind a field
             carried.append("")
@@ -179,13 +175,13 @@ class TaskReader:
     def _mask_id(self, tokenizer: Any) -> int:
         if self.task.kind != "masked_lm":
             return 0
-        found = getattr(tokenizer, "mask_token_id", None)
-        if found is None:
+        mask = getattr(tokenizer, "mask_token_id", None)
+        if mask is None:
             raise ConfigurationError(
                 f"expected a tokenizer with a mask for kind {self.task.kind!r}, found {type(tokenizer).__name__} "
                 'without; take the tokenizer of a masked model, or kind "causal_lm"'
             )
-        return int(found)
+        return int(mask)
 
     def _word_id(self, label: str, word: str) -> int:
         """Returns the one token of a label's word."""
@@ -217,26 +213,22 @@ class TaskReader:
 
     def _check_room(self) -> None:
         if self.room < 1:
-            found = self.task.max_input_tokens
+            limit = self.task.max_input_tokens
             raise ConfigurationError(
-                f"max_input_tokens: expected room for a text beside the template, found {found}, of which the template "
-                f"takes {found - self.room}; raise it, or shorten the template"
+                f"max_input_tokens: expected room for a text beside the template, found {limit}, of which the template "
+                f"takes {limit - self.room}; raise it, or shorten the template"
             )
 
 
 def _told(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
     """Returns ids and types of public texts in the tokenizer's frame."""
-    told = tokenizer(*texts, return_token_type_ids=True)
-    ids = list(told["input_ids"])
-    return ids, list(told.get("token_type_ids") or [0] * len(ids))
+    encoded = tokenizer(*texts, return_token_type_ids=True)
+    ids = list(encoded["input_ids"])
+    return ids, list(encoded.get("token_type_ids") or [0] * len(ids))
 
 
 def _found(ids: Sequence[int], text: Sequence[int], begin: int) -> int:
-    """Returns where a text stands among ids.
-
-    Raises:
-      ConfigurationError: it does not.
-    """
+    """Returns where a text stands among ids."""
     for place in range(begin, len(ids) - len(text) + 1):
         if list(ids[place : place + len(text)]) == list(text):
             return place
@@ -255,6 +247,6 @@ def _shared_out(texts: Sequence[list[int]], room: int) -> list[list[int]]:
     if len(texts) < 2:
         return [ids[:room] for ids in texts]
     first, second = texts
-    kept = max(room - len(second), (room + 1) // 2)
-    first = first[:kept]
+    share = max(room - len(second), (room + 1) // 2)
+    first = first[:share]
     return [first, second[: room - len(first)]]

@@ -27,19 +27,21 @@ Beginning = list[caches.Pair]
 def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
     """Returns what a model keeps of virtual tokens float32[positions, width] at the beginning of a text."""
     layers = caches.roomy_layers(body.config, len(numbers))
-    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
+    embeddings = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
     places = torch.arange(len(numbers), device=body.device)[None]
     cache = caches.cache_of(layers)
     with torch.inference_mode():
-        body.model(inputs_embeds=given, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True)
+        body.model(
+            inputs_embeds=embeddings, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True
+        )
     return [layer.written() for layer in layers]
 
 
 def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
     """Returns the keys and values that a prefix float32[positions, 2 * layers * heads * size] is, in PEFT's order."""
-    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
+    flat = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
     count = len(caches.roomy_layers(body.config, 1))
-    stored = given.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
+    stored = flat.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
     return [(layer[0].contiguous(), layer[1].contiguous()) for layer in stored]
 
 
@@ -69,20 +71,19 @@ class Shelf:
         self._read: dict[str, Beginning] = {}
 
     def put(self, name: str, method: str, numbers: NDArray[np.float32], *, heads: int) -> None:
-        """Adds a prompt float32[positions, width].
-
-        Raises:
-          ConfigurationError: it was trained on another model.
-        """
+        """Adds a prompt float32[positions, width]."""
         width = int(self._body.model.get_input_embeddings().weight.shape[1])
-        found: object = numbers.shape[1]
+        width_found: object = numbers.shape[1]
         if method == "prefix":
             layers, (_, own, _, size) = len(self._shapes), self._shapes[0]
-            width, found = 2 * layers * own * size, found if heads == own else f"{found} of {heads} heads"
-        if found != width or len(set(self._shapes)) > 1:
+            width, width_found = (
+                2 * layers * own * size,
+                width_found if heads == own else f"{width_found} of {heads} heads",
+            )
+        if width_found != width or len(set(self._shapes)) > 1:
             raise ConfigurationError(
                 f"prompt {name!r}: expected {width} numbers per virtual token, as {type(self._body.model).__name__} "
-                f"takes them, found {found}; take the model that it was trained on"
+                f"takes them, found {width_found}; take the model that it was trained on"
             )
         if method == "prefix":
             self._made[name] = lambda: from_prefix(self._body, numbers, heads=heads)
@@ -116,18 +117,18 @@ class PromptedBatch(RightBatch):
         ids = np.full((len(rows), width), self._body.filler, np.int64)
         for place, row in enumerate(rows):
             ids[place, : len(row)] = row
-        given = torch.from_numpy(ids).to(device)
+        padded = torch.from_numpy(ids).to(device)
         ends = torch.tensor([[len(row) - 1] for row in rows], device=device)
         if width > 1:
             places = torch.arange(width - 1, device=device)[None]
             ahead = torch.ones((width - 1, width - 1), dtype=torch.bool, device=device).triu_(1)
             mask = self._mask[..., : begun + width - 1].repeat(1, 1, width - 1, 1)
             mask[..., begun:].masked_fill_(ahead, self._body.lowest)
-            self._body.forward(given[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
+            self._body.forward(padded[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
             self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(places >= ends, self._body.lowest)
         self._used = begun + width - 1
         self._positions = counts + ends
-        return self.step(given.gather(1, ends)[:, 0])
+        return self.step(padded.gather(1, ends)[:, 0])
 
     def _take(self, beginnings: Sequence[Beginning]) -> tuple[int, torch.Tensor]:
         """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] everyone's."""
