@@ -1,7 +1,4 @@
-"""How a row's records and a public query become one prompt. Private text passes through `render` and is not kept.
-
-Knows no model, no label scores and no budget. A query is public: whoever asks may be told what was asked.
-"""
+"""Turns a row's records and a public query into one prompt."""
 
 from __future__ import annotations
 
@@ -77,10 +74,9 @@ class TaskWording:
         return tuple(dict.fromkeys(_names(self._example)))
 
     def query(self, value: Any) -> Query:
-        """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
+        """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of these.
 
-        Lists, such as retrieved documents, are joined by blank lines. They are part of the query: public. Of several
-        chat messages the roles are written as well; of one alone they are not.
+        Lists, such as retrieved documents, are joined by blank lines. Roles are written if there are several messages.
         """
         names = self.input_variables
         if not isinstance(value, Mapping):
@@ -95,7 +91,7 @@ class TaskWording:
         return tuple(public_text(f"input[{name!r}]", value[name]) for name in names)
 
     def with_content(self, query: Query, text: str) -> Query:
-        """Returns the query with `text` in place of its content: of its one variable, or of `input`."""
+        """Returns the query with `text` as its only variable or, of several, as the one called `input`."""
         names = self.input_variables
         if len(names) == 1:
             return (text,)
@@ -126,7 +122,7 @@ class TaskWording:
 
 
 def template_text(name: str, template: Any) -> str:
-    """Returns the text of an f-string template: a str or a `PromptTemplate` without partial variables."""
+    """Returns the text of an f-string template: a str, or a `PromptTemplate` without partial variables."""
     if isinstance(template, str):
         return template
     text = getattr(template, "template", None)
@@ -158,7 +154,7 @@ def _names(pieces: Pieces) -> tuple[str, ...]:
 
 
 def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """Fills a template byte for byte; values are never formatted again."""
+    """Fills a template; values are never parsed as templates."""
     out = ""
     for literal, name in pieces:
         out += literal
@@ -169,7 +165,7 @@ def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mappi
 
 
 def public_text(name: str, value: Any) -> str:
-    """Returns the text of a public value: text, a number, one of LangChain's carriers of text, or a list of those."""
+    """Returns the text of a public value: text, a number, a LangChain text object, or a list of these."""
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -178,13 +174,13 @@ def public_text(name: str, value: Any) -> str:
         return "\n\n".join(public_text(name, item) for item in value)
     text = _content(value)
     if text is None:
-        expected = "text, a message, a prompt value, a document, or a list of such"
+        expected = "text, a message, a prompt value, a document, or a list of these"
         raise fail(name, expected, type(value).__name__)
     return text
 
 
 def _content(value: Any) -> str | None:
-    """Returns the text of LangChain's own carriers of text."""
+    """Returns the text of a LangChain message, prompt value or document; None for anything else."""
     if isinstance(value, ChatPromptValue) and len(value.messages) == 1:
         return str(value.messages[0].text)
     if isinstance(value, PromptValue):

@@ -1,8 +1,4 @@
-"""Baselines to compare with: instruction-only (epsilon 0), and three that protect nothing (epsilon infinity).
-
-The unprotected ones take only examples that no ledger protects, say so in their names, and make the examples
-unfit for a ledger afterwards. Knows no budget.
-"""
+"""Baselines for comparison: instruction only (epsilon 0), and three without privacy (epsilon infinity)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public wording of generation prompts. Private text passes through `render` and is not kept."""
+"""Turns private records into a generation prompt that ends where the model continues."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class GenerationWording:
         return frozenset({self.text_key} | ({self.label_key} if self.label_key else set()))
 
     def record(self, record: Record) -> str:
-        """Returns one record byte for byte in its template; values are never formatted again."""
+        """Returns one record in its template; values are never parsed as templates."""
         return "".join(literal + ("" if name is None else record.get(name, "")) for literal, name in self._parts())
 
     def stub(self, upto: str, values: Mapping[str, str]) -> str:
@@ -105,7 +105,7 @@ class GenerationWording:
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """The prompts of one field: the public part of them."""
+    """Renders the prompts of one field; holds public text only."""
 
     wording: GenerationWording
     stub: str

@@ -1,4 +1,4 @@
-"""The shipped tables of the embedded model: vocabulary, n-gram trie, topic vectors. Knows no prompt and keeps none."""
+"""Loads the shipped tables of the embedded model: vocabulary, n-gram trie and topic vectors."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Tables:
         return row
 
     def _entries(self, context: Sequence[int]) -> slice | None:
-        """The trie entries that continue `context`, or None where it was never seen."""
+        """Returns the trie entries that continue `context`, or None where it was never seen."""
         node = int(context[0])
         for level, token in zip(self._levels, context[1:], strict=False):
             first, last = level.starts[node], level.starts[node + 1]

@@ -1,18 +1,4 @@
-"""What a model can do, learnt once with public text: does it report logprobs, how many, and does it go on writing?
-
-Knows requests, answers and errors, but no prompt of a user and no privacy.
-
-Whether a server goes on writing an assistant message is seen by comparing two of its own answers. It first writes a
-few tokens of its own and reports the probabilities of each place. Then it is given the first two (and, if that settles
-nothing, the first three) of these tokens as an assistant message, and asked for the next. A server that goes on
-reports what it reported before, whatever the model and however odd its tokens; one that starts anew does not.
-
-Limits: two reports "agree" where they share nine tenths of their mass, so a server whose rows hardly depend on the
-prompt passes. A template that alters the message (trims it, or strips what it takes for thoughts) makes a server that
-goes on look like one that does not. And a server that writes one token whatever is asked cannot be compared with
-itself: it is refused only if its likeliest token opens the probe's sentence again. In the last two cases `prefill=`
-declares what the probe cannot see.
-"""
+"""Learns with public text whether a model reports log-probabilities, how many, and how it continues a prefix."""
 
 from __future__ import annotations
 
@@ -46,16 +32,16 @@ _PREFILLS: tuple[Prefill, ...] = ("plain", "vllm")
 
 
 class NoLogprobsError(CapabilityError):
-    """A CapabilityError of a model that answers, but without logprobs: what it writes may still do as its vote."""
+    """A model answers, but without log-probabilities; its text may still serve as a vote."""
 
 
 class Probed(NamedTuple):
-    """What a probe brings.
+    """The result of a probe.
 
     Attributes:
-      wire: how the model is asked from now on.
-      entries: what it reports for one token, as it stands.
-      found: the same, read.
+      wire: the request format to use.
+      entries: what the model reports for one token, as received.
+      found: the same as probabilities.
     """
 
     wire: Wire
@@ -103,9 +89,9 @@ def probe(
 def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool) -> int:
     """Returns how many top tokens a model reports.
 
-    A given number is held: the probe must bring that many entries. Two cases are no lack. Entries in a mapping from
-    texts have lost those that share a text, hence the tenth of slack there. And a vocabulary may be smaller than the
-    number; its probabilities sum to 1.
+    If the number is given, the probe must return that many entries, with two exceptions. A mapping from texts has lost
+    entries that share a text, hence a tenth of slack. And a vocabulary may be smaller than the number; its
+    probabilities sum to 1.
     """
     reported = len(entries)
     if is_given:
@@ -120,14 +106,14 @@ def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool)
         )
     if reported < 2:
         raise CapabilityError(
-            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves nothing to choose. "
+            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves no choice. "
             f"Take another model, or LangChainBackend(llm, max_top_k={reported}) if that is what you want"
         )
     return min(asked, reported)
 
 
 def refuse_partial_vocabulary(name: str, entries: Sequence[Entry], asked: int) -> None:
-    """Raises CapabilityError where a server cut the list in silence, or the number is not that of its vocabulary.
+    """Raises CapabilityError if a server cut the list silently, or the number is not the size of its vocabulary.
 
     Entries that share a text may be merged, hence the tenth of slack.
     """
@@ -152,9 +138,9 @@ def _mass(entries: Sequence[Entry]) -> float:
 
 
 def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[Wire, Reply]:
-    """Asks for fewer and fewer top tokens until the server does not reject the call; keeps to that number.
+    """Asks for fewer and fewer top tokens until the server accepts the call.
 
-    What no other number betters ends it at once: the key, the address, or an argument that the client does not know.
+    A fault of the key, the address or an unknown argument ends it at once: no number would help.
     """
     reply = Reply()
     for number in numbers:
@@ -166,7 +152,7 @@ def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[W
 
 
 def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities]]:
-    """Returns beginnings of the server's own text, and what it reported for the place after each."""
+    """Returns beginnings of the server's own text, and what it reported after each; refuses lost spaces."""
     text = "" if reply.answer is None else reply.answer.reveal().text
     tests: list[tuple[str, Probabilities]] = []
     end = 0
@@ -189,7 +175,7 @@ def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities
 
 
 def _continued(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> Wire:
-    """Returns the wire with the first way of telling the server to go on that works."""
+    """Returns the wire with the first way of continuing a message that works."""
     name, rejections = calls.model.name, []
     for prefill in _PREFILLS:
         trial = dataclasses.replace(wire, prefill=prefill)
@@ -202,12 +188,20 @@ def _continued(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilitie
         f"{name} starts a new message instead of continuing the assistant message"
         + (f" ({'; '.join(rejections)})" if rejections else "")
         + ", also with vLLM's switches; use a completion model or a server that continues it, or accept an "
-        "approximation with continuation='instruct'. If you know better, say so with prefill='plain' or 'vllm'"
+        "approximation with continuation='instruct'. If the server does continue it, pass prefill='plain' or 'vllm'"
     )
 
 
+# Whether a server continues an assistant message is decided by comparing two of its own answers. It first writes a few
+# tokens and reports the probabilities of each place. Then it gets the first two of these tokens (and, if that decides
+# nothing, three) as an assistant message, and is asked for the next one. A server that continues reports the same
+# probabilities again, for any model; one that starts a new message does not.
+# Limits: two reports agree if they share nine tenths of their mass, so a server whose rows hardly depend on the prompt
+# passes. A template that alters the message makes a continuing server fail. A server that always writes one token
+# cannot be compared; it is refused only if its likeliest token opens the probe's sentence again. In the last two cases
+# `prefill=` declares what the probe cannot see.
 def _goes_on(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> tuple[bool, str]:
-    """Returns whether the server goes on after a prefix, and what it said if it rejected one."""
+    """Returns whether the server continues a prefix, and its message if it rejected one."""
     for prefix, expected in tests or [(_PREFIX, {})]:
         reply = calls.probe(wire.request(Hidden(PROMPT), prefix, explain="text"))
         if reply.fault == "content":
@@ -231,7 +225,7 @@ def agreement(left: Probabilities, right: Probabilities) -> float:
 
 
 def _starts_anew(reported: Probabilities) -> bool:
-    """Whether the likeliest token opens a new message rather than going on after the probe's prefix."""
+    """Whether the likeliest token opens a new message instead of continuing the probe's prefix."""
     text = max(reported, key=lambda token: reported[token]).decode().lower()
     return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
 

@@ -1,4 +1,4 @@
-"""Takes off a model what its user set for public traffic: storing of calls, tags of users, keys of prompt caches."""
+"""Removes a model's settings for public traffic from private calls: storage, user tags and prompt-cache keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DROPPED = frozenset(
         "user_profile_id",
     }
 )
-"""Arguments of providers that mark a call, or keep its prompt; sent with no private call."""
+"""Arguments of providers that tag a call or store its prompt; never sent with private calls."""
 
 _MAPPINGS = ("model_kwargs", "extra_body")
 _STORING = "store"
@@ -26,7 +26,7 @@ _OWN_HOSTS = ("openai.com", "openai.azure.com")
 
 
 def private_settings(model: Any) -> dict[str, Any]:
-    """Returns the fields of a model that have another value in private calls; the model is left as it is."""
+    """Returns the model's fields that have other values in private calls; the model is unchanged."""
     fields = type(model).model_fields
     changed: dict[str, Any] = {}
     for name in DROPPED & fields.keys():
@@ -44,7 +44,7 @@ def private_settings(model: Any) -> dict[str, Any]:
 
 
 def private_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keyword arguments of a call, or a part of its body, as they are sent with private calls.
+    """Returns the keyword arguments of a call, or a part of its body, as private calls send them.
 
     >>> private_arguments({"seed": 7, "user": "me", "store": True, "extra_body": {"metadata": {"team": "x"}}})
     {'seed': 7, 'store': False, 'extra_body': {}}

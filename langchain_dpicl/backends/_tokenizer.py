@@ -1,8 +1,4 @@
-"""Tokenizers that users bring: they count public text and turn token ids into bytes. Knows no model and no provider.
-
-Three kinds are read: tiktoken's encodings, and the byte-level and the SentencePiece-like tokenizers of transformers.
-None is needed: without one, text is counted by its bytes and ids stay unread.
-"""
+"""Counts public text and turns token ids into bytes with a tokenizer that the user passes."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from langchain_dpicl.exceptions import ConfigurationError
 
 CONTROL = b""
-"""What a control token reads as: it has no text of its own, so it ends one."""
+"""The bytes of a control token: none, so it ends a text."""
 
 _MAX_ID = 2**31 - 1
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -64,7 +60,7 @@ class PublicTokenizer:
         return len(_encoded(self._loaded(), text.encode("utf-8", "replace").decode()))
 
     def load(self) -> None:
-        """Loads what is still to be loaded, so that `spelled` has nothing left to fail on."""
+        """Loads a named encoding now, so that `spelled` cannot fail later."""
         if self._spell is None:
             self._spell = speller(self._loaded())
 
@@ -91,7 +87,7 @@ class PublicTokenizer:
 
 
 def speller(tokenizer: Any) -> Callable[[int], bytes | None] | None:
-    """Returns the function from ids to bytes of a tokenizer; None where it is of no kind that is read here."""
+    """Returns a tokenizer's function from ids to bytes; None for an unknown kind of tokenizer."""
     if callable(getattr(tokenizer, "decode_single_token_bytes", None)):
         return _spells_like_tiktoken(tokenizer)
     if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
@@ -126,7 +122,7 @@ def _named(name: str) -> Any:
 
 
 def _encoded(tokenizer: Any, text: str) -> Any:
-    """Returns the ids of a text; spelled control tokens in it are text like any other."""
+    """Returns the ids of a text, in which control tokens are plain text."""
     if callable(getattr(tokenizer, "encode_ordinary", None)):
         return tokenizer.encode_ordinary(text)
     if callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
@@ -166,7 +162,7 @@ def _spells_like_transformers(tokenizer: Any, read: Callable[[str], bytes | None
 
 
 def _byte_level(token: str) -> bytes | None:
-    """Reads a token as GPT-2's descendants write it: one printable character for each byte."""
+    """Reads a token as GPT-2's descendants write it: one printable character per byte."""
     try:
         return bytes(_BYTES[character] for character in token)
     except KeyError:
@@ -180,7 +176,7 @@ def _piece(token: str) -> bytes | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte behind each printable character: most stand for themselves, the others are moved up."""
+    """Returns the byte behind each printable character: most stand for themselves, the others are shifted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}

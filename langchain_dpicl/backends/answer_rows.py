@@ -1,8 +1,4 @@
-"""Rows from what a model answers in its own words: private prompts to answers to vectors, or to keywords that occur.
-
-An answer never leaves here: it goes into a box as soon as it is there, and what comes out are rows. Knows no noise, no
-ledger and no provider; what bounds and sums the rows is told by nobody here how they came about.
-"""
+"""Turns private prompts into rows by way of the model's answers: embeddings, or the keywords that occur."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ class AnswerRows:
 
     Formal guarantees:
       - Row i is computed from prompt i, the engine and public settings alone.
-      - A row whose prompt is None, whose call failed, whose answer is "" or white space, or whose answer cannot be
+      - A row whose prompt is None, whose call failed, or whose answer is blank or cannot be
         read, is zeros. The content of a prompt or answer raises nothing; Ctrl-C and a cancelled task go on from frames
         that hold nothing private.
       - Neither prompts nor answers are kept after the ask is gone.
@@ -67,7 +63,7 @@ class AnswerRows:
     def embedded(
         cls, engine: TextBackend, embeddings: SilentEmbeddings, *, max_tokens: int, stop: Sequence[str] = ()
     ) -> AnswerRows:
-        """Returns rows that are the embeddings of answers, as the embedding model gives them."""
+        """Returns rows that are the embeddings of answers."""
         if not isinstance(embeddings, SilentEmbeddings):
             raise ConfigurationError(
                 f"expected SilentEmbeddings, found {type(embeddings).__name__}; wrap it: SilentEmbeddings(embeddings)"
@@ -88,11 +84,11 @@ class AnswerRows:
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """Number of columns of a row."""
         return self._reader.width
 
     def ask(self, prompts: Sequence[str | None]) -> Ask:
-        """Returns the ask for the rows of these private prompts; its answer is `Boxed` float64[prompts, width]."""
+        """Returns the effect that computes the rows of these private prompts: `Boxed` float64[prompts, width]."""
         return _AskAnswers(
             self._engine,
             self._reader,
@@ -102,17 +98,17 @@ class AnswerRows:
 
 
 class Reader(Protocol):
-    """Makes rows of texts."""
+    """Turns texts into rows."""
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """Number of columns of a row."""
 
     def rows(self, texts: Sequence[Box]) -> Rows:
         """Returns float64[texts, width]."""
 
     async def arows(self, texts: Sequence[Box]) -> Rows:
-        """Is `rows`, awaitable."""
+        """Async twin of `rows`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -151,7 +147,7 @@ class _Bits:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskAnswers:
-    """Asks for the rows of one release; everything private happens below `guarded`, so a stop finds boxes only."""
+    """Computes the rows of one release; private frames run below `guarded`, so a stop finds hidden values only."""
 
     engine: TextBackend
     reader: Reader
@@ -159,11 +155,11 @@ class _AskAnswers:
     prompts: tuple[Box | None, ...]
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return guarded(self._rows) or Boxed(self._zeros())
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return await aguarded(self._arows) or Boxed(self._zeros())
 
     def _rows(self) -> Boxed:
@@ -183,7 +179,7 @@ class _AskAnswers:
         return await self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options)
 
     def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
-        """Returns one row per text, or None if that is not what came back."""
+        """Returns one row per text, or None for any other result."""
         fits = isinstance(rows, np.ndarray) and rows.shape == (count, self.reader.width) and rows.dtype.kind == "f"
         return list(rows) if fits else None
 
@@ -200,7 +196,7 @@ class _AskAnswers:
 def _each(
     action: Callable[[Sequence[Box]], Any], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
 ) -> list[Any]:
-    """Returns what an action makes of each box: of all at once or, if that fails, one by one; None where it fails."""
+    """Returns an action's result for each box: of all at once or, if that fails, one by one; None where it fails."""
     if not boxes:
         return []
     results = guarded(lambda: fit(action(boxes), len(boxes)))
@@ -212,7 +208,7 @@ def _each(
 async def _aeach(
     action: Callable[[Sequence[Box]], Awaitable[Any]], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
 ) -> list[Any]:
-    """Is `_each`, awaiting."""
+    """Async twin of `_each`."""
 
     async def together() -> list[Any] | None:
         return fit(await action(boxes), len(boxes))
@@ -226,7 +222,7 @@ async def _aeach(
 
 
 def _fit_answers(answers: Any, count: int) -> list[Any] | None:
-    """Boxes answers, with None for one that says nothing; None if these are not as many as were asked for."""
+    """Hides answers, with None for a blank one; None if their number is wrong."""
     if not isinstance(answers, list | tuple) or len(answers) != count:
         return None
     return [Hidden(answer) if isinstance(answer, str) and answer.strip() else None for answer in answers]
@@ -237,6 +233,6 @@ def _present(boxes: Sequence[Box | None]) -> list[Box]:
 
 
 def _scattered(prompts: Sequence[Box | None], answers: Sequence[Box | None]) -> list[Box | None]:
-    """Puts the answers back to the places of their prompts."""
+    """Returns the answers at the places of their prompts."""
     remaining = iter(answers)
     return [None if prompt is None else next(remaining) for prompt in prompts]

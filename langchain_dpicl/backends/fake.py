@@ -1,8 +1,4 @@
-"""Deterministic engines for tests and documentation. Know no model, no network and no randomness.
-
-`FakeBackend` has every capability at once. Its distribution is a function of one prompt and the released prefix, so a
-row depends on its own prompt by construction; failures are scripted. It counts calls and keeps no prompt.
-"""
+"""Deterministic engines for tests and documentation."""
 
 from __future__ import annotations
 
@@ -105,7 +101,7 @@ class FakeBackend:
         return pairs[:top_k]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, awaitable."""
+        """Async twin of `top_tokens`."""
         return self.top_tokens(prompt, prefix, top_k=top_k)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
@@ -128,7 +124,7 @@ class FakeBackend:
         return np.asarray(rows, dtype=np.float64).reshape(len(prompts), len(choices))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable."""
+        """Async twin of `score_choices`."""
         return self.score_choices(prompts, choices)
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
@@ -137,7 +133,7 @@ class FakeBackend:
         return [self._greedy(prompt, max_tokens, stop) for prompt in prompts]
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async twin of `complete`."""
         return self.complete(prompts, max_tokens=max_tokens, stop=stop)
 
     def _probabilities(self, prompt: str, prefix: tuple[bytes, ...]) -> Probabilities:
@@ -207,7 +203,7 @@ class _FakeSession:
         return to_rows([self._row(prompt, self._prefix) for prompt in prompts], domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Is `score`, awaitable."""
+        """Async twin of `score`."""
         return self.score(domain)
 
     def push(self, token: Token) -> None:

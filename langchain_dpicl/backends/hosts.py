@@ -1,4 +1,4 @@
-"""Names the places that private text is sent to, for reports."""
+"""Names the hosts that private text is sent to, for reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain_dpicl.backends.base import ChoiceBackend, GradientBackend, NextTo
 from langchain_dpicl.backends.silent import SilentModel
 
 PROCESS = "this process"
-"""What stands for models that made no connection."""
+"""Name for models that made no connection."""
 
 _OWN = "langchain_dpicl"
 _DEPTH = 6
@@ -17,7 +17,7 @@ _ENGINES = (ChoiceBackend, GradientBackend, NextTokenBackend, TextBackend)
 
 
 def seen_by(*holders: object) -> list[str]:
-    """Returns who is sent private text: names and ports of hosts, proxies included, as public calls reached them.
+    """Returns the hosts (with port, proxies included) that public calls of engines, or of their holders, reached.
 
     >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
     >>> seen_by(FakeBackend(scripted({" a": 1.0}), max_top_k=1))

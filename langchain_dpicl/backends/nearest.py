@@ -1,8 +1,4 @@
-"""Votes of private texts for the nearest of public candidates, in an embedding space. Knows no noise and no ledger.
-
-Private texts reach the embeddings, in silence, and nobody else; no model that writes is known here. What comes out are
-rows of votes: which candidates the texts of one unit are nearest to.
-"""
+"""Computes votes of private texts for the nearest of public candidates in an embedding space."""
 
 from __future__ import annotations
 
@@ -28,14 +24,14 @@ Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
 
 _WHOLE = 2.0**20
-"""Length of a direction in whole numbers: products of two add up below 2^53, exactly, in any order."""
+"""Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
 _BLOCK = 2048
-"""Texts that are compared with the candidates at a time."""
+"""Texts compared with the candidates at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Public texts to vote for, and where they lie.
+    """Public texts to vote for, and their directions.
 
     Attributes:
       texts: the candidates.
@@ -87,11 +83,11 @@ class NearestRows:
         self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
 
     def ask_public(self, texts: Sequence[str]) -> Ask:
-        """Returns the ask for PUBLIC candidates; its answer is `Candidates`, and raises where a call fails."""
+        """Returns the effect that computes the `Candidates` of PUBLIC texts; it raises where a call fails."""
         return _AskCandidates(self.embeddings, tuple(texts))
 
     def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Ask:
-        """Returns the ask for the rows of these private units; its answer is `Boxed` float32[units, candidates]."""
+        """Returns the effect that computes the rows of these private units: `Boxed` float32[units, candidates]."""
         return _AskVotes(self, tuple(None if unit is None else Hidden(unit) for unit in units), candidates)
 
     def forget(self) -> None:
@@ -99,14 +95,14 @@ class NearestRows:
         self._held = Hidden({})
 
     def rows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
-        """Returns the votes; the private frame, to be called below `guarded`."""
+        """Returns the votes; private, to be called below `guarded`."""
         texts = _distinct(units)
         new = self._new(texts)
         self._keep(texts, new, self.embeddings.rows(new) if new else np.zeros((0, 0)))
         return self._votes(units, candidates)
 
     async def arows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
-        """Is `rows`, awaitable."""
+        """Async twin of `rows`."""
         texts = _distinct(units)
         new = self._new(texts)
         self._keep(texts, new, await self.embeddings.arows(new) if new else np.zeros((0, 0)))
@@ -120,7 +116,7 @@ class NearestRows:
         return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
     def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
-        """Notes new directions, and forgets those of texts that no unit has any more, as of one that was removed."""
+        """Stores new directions, and drops those of texts that no unit has any more."""
         directions = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
         known = {
             **self._held.reveal(),
@@ -162,11 +158,11 @@ class _AskCandidates:
     texts: Texts
 
     def run(self) -> Candidates:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return self._read(self.embeddings.public(self.texts))
 
     async def arun(self) -> Candidates:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return self._read(await self.embeddings.apublic(self.texts))
 
     def _read(self, vectors: Rows) -> Candidates:
@@ -176,21 +172,21 @@ class _AskCandidates:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskVotes:
-    """Asks for the votes of one release; everything private happens below `guarded`, so a stop finds boxes only."""
+    """Computes the votes of one release; private frames run below `guarded`, so a stop finds hidden values only."""
 
     source: NearestRows
     units: tuple[Hidden[Texts] | None, ...]
     candidates: Candidates
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         votes = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
         if votes is None:  # then unit by unit, so that a fault stays in its own row
             votes = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
         return votes
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
 
         async def boxed() -> Boxed:
             return Boxed(await self.source.arows(self.units, self.candidates))
@@ -207,7 +203,7 @@ class _AskVotes:
         return Boxed(await self.source.arows((unit,), self.candidates))
 
     def _stacked(self, boxes: Sequence[Boxed | None]) -> Boxed:
-        """Puts rows of single units, boxed each, under each other; a row that failed is zeros."""
+        """Stacks boxed rows of single units; a row that failed is zeros."""
         rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
         for place, box in enumerate(boxes):
             if box is not None:
@@ -242,5 +238,5 @@ def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.
 
 
 def _distinct(units: Sequence[Hidden[Texts] | None]) -> list[str]:
-    """Returns every text that may vote, once."""
+    """Returns every text that may vote once."""
     return list(dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip()))

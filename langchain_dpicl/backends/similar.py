@@ -1,8 +1,4 @@
-"""Which private texts are near a public query, each by itself. Knows no noise, no balance and no ledger.
-
-A text is near if its similarity reaches a public threshold, whatever other texts there are: nothing is ranked against
-other units, nothing is searched approximately. Private texts reach the embeddings, in silence, and nobody else.
-"""
+"""Finds the private texts that reach a public similarity to a public query, each compared by itself."""
 
 from __future__ import annotations
 
@@ -29,19 +25,19 @@ from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
 Texts: TypeAlias = tuple[str, ...]
 Named: TypeAlias = list[tuple[bytes, ...]]
 Near: TypeAlias = tuple[int, ...]
-"""Places of the texts of one unit that are near, the most similar first; none: the unit does not take part."""
+"""Places of a unit's near texts, the most similar first; none: the unit does not take part."""
 
 _BLOCK = 2048
-"""Texts that are compared at a time."""
+"""Texts compared at once."""
 _EMBEDDED = 128
-"""Texts that are embedded at a time, public: who is stopped in between keeps what came before."""
+"""Texts embedded at once, public; a stopped query keeps the earlier ones."""
 _SEARCHES = ("similarity_search", "get_relevant_documents", "compress_documents", "max_marginal_relevance_search")
-"""What vector stores, retrievers, rerankers and compressors do and embeddings do not."""
+"""Methods of vector stores, retrievers, rerankers and compressors that embeddings do not have."""
 
 NOT_SEARCHED = (
     "Whether a document takes part may depend on that document, the query and public numbers alone. The first k, a "
-    "diversified list, a reranked one and an approximate index depend on the other documents: one document that comes "
-    "would change who else is asked, and who else pays. Every document is compared here, exactly, with "
+    "diversified list, a reranked one and an approximate index depend on the other documents: one more document "
+    "would change which others take part and are charged. Every document is compared here, exactly, with "
     "similarity_threshold= (docs/proofs/individual-filters.md)."
 )
 
@@ -90,19 +86,11 @@ class SimilarTexts:
         self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
 
     def ask_public(self, text: str) -> Ask:
-        """Returns the ask for a PUBLIC query; its answer is its direction, float64[dimension], and raises if it fails.
-
-        The query is embedded as a document is, by `embed_documents`.
-        """
+        """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
         return _AskDirection(self.embeddings, text)
 
     def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Ask:
-        """Returns the ask for who is near; its answer is a `Boxed` list of `Near`, one for each of these PRIVATE units.
-
-        Args:
-          units: the texts of each unit.
-          query: what `ask_public` answered; None: texts are embedded, and none is near.
-        """
+        """Returns the effect for a `Boxed` list of `Near`, one per PRIVATE unit; without a query none is near."""
         return _AskNear(self, tuple(Hidden(unit) for unit in units), query)
 
     def forget(self) -> None:
@@ -112,7 +100,7 @@ class SimilarTexts:
     def near(
         self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Returns who is near; the private frame, to be called below `guarded`. `is_all`: no other unit has texts."""
+        """Returns the near texts of each unit; private, call it below `guarded`. `is_all`: no other unit has texts."""
         named, texts = self._named(units)
         for new in self._new(texts):
             self._note(new, self.embeddings.rows(list(new.values())))
@@ -121,14 +109,14 @@ class SimilarTexts:
     async def anear(
         self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Is `near`, awaitable; what takes long is done in threads."""
+        """Async twin of `near`; long steps run in threads."""
         named, texts = await aside(lambda: self._named(units))
         for new in self._new(texts):
             self._note(new, await self.embeddings.arows(list(new.values())))
         return await aside(lambda: self._compared(named, query, self._known(texts, is_all=is_all)))
 
     def _named(self, units: Sequence[Hidden[Texts]]) -> tuple[Named, dict[bytes, str]]:
-        """Returns the names of each unit's texts, and every text that is not blank by its name."""
+        """Returns the hashes of each unit's texts, and every text that is not blank by its hash."""
         names: dict[str, bytes] = {}
         named = [tuple([_named_once(names, text, self._name) for text in unit.reveal()]) for unit in units]
         return named, {name: text for text, name in names.items() if text.strip()}
@@ -137,19 +125,19 @@ class SimilarTexts:
         return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
 
     def _new(self, texts: Mapping[bytes, str]) -> Iterator[dict[bytes, Hidden[str]]]:
-        """Yields the texts whose directions are not known, some at a time."""
+        """Yields the texts whose directions are unknown, some at a time."""
         known = self._held.reveal()
         new = [name for name in texts if name not in known]
         for first in range(0, len(new), _EMBEDDED):
             yield {name: Hidden(texts[name]) for name in new[first : first + _EMBEDDED]}
 
     def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
-        """Notes new directions, as soon as they are known."""
+        """Stores new directions."""
         directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
         self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
 
     def _known(self, texts: Mapping[bytes, str], *, is_all: bool) -> dict[bytes, NDArray[np.float32]]:
-        """Returns the directions of these texts, and forgets those of texts that no unit has any more."""
+        """Returns the directions of these texts, and drops those of texts that no unit has any more."""
         stored = self._held.reveal()
         rows = {name: stored.get(name) for name in texts}
         known = {name: row for name, row in rows.items() if row is not None}
@@ -160,7 +148,7 @@ class SimilarTexts:
     def _compared(
         self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
     ) -> list[Near]:
-        """Returns of each unit its near texts; every product is exact, so none depends on the block it is in."""
+        """Returns the near texts of each unit; every product is exact, so none depends on its block."""
         if query is None or not query.any():
             return [()] * len(named)
         owners = [
@@ -201,17 +189,17 @@ class _AskDirection:
     text: str
 
     def run(self) -> NDArray[np.float64]:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return direction_of(self.embeddings.public([self.text])[0])
 
     async def arun(self) -> NDArray[np.float64]:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return direction_of((await self.embeddings.apublic([self.text]))[0])
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class _AskNear:
-    """Asks who is near, once; everything private happens below `guarded`, so a stop finds empty boxes only."""
+    """Finds the near texts once; private frames run below `guarded`, so a stop finds empty boxes only."""
 
     source: SimilarTexts
     units: tuple[Hidden[Texts], ...]
@@ -219,7 +207,7 @@ class _AskNear:
     is_answered: bool = False
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         self._once()
         try:
             near = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
@@ -230,7 +218,7 @@ class _AskNear:
         return near
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
 
         async def boxed() -> Boxed:
             return Boxed(await self.source.anear(self.units, self.query))
@@ -245,7 +233,7 @@ class _AskNear:
         return near
 
     def _once(self) -> None:
-        """A second answer would find nobody, as if every unit were gone."""
+        """Refuses a second run, which would find nothing, as if every unit were gone."""
         if self.is_answered:
             raise ConfigurationError("expected to answer once, found a second call; ask anew")
         self.is_answered = True
@@ -258,12 +246,12 @@ class _AskNear:
 
 
 def _joined(boxes: Sequence[Boxed | None]) -> Boxed:
-    """Puts what was found unit by unit, boxed each, into one box; who failed is near nothing."""
+    """Joins the boxed results of single units; a unit that failed is near nothing."""
     return Boxed([() if box is None else box.take()[0] for box in boxes])
 
 
 def _named_once(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
-    """Returns what a text is found by, made once for all who have it."""
+    """Returns the hash of a text, computed once per text."""
     if text not in names:
         names[text] = name(text)
     return names[text]

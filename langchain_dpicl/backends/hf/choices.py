@@ -1,4 +1,4 @@
-"""Scores choices as continuations of private prompts. Knows no privacy; what is shared by choices is read once."""
+"""Scores choices as continuations of private prompts; beginnings that choices share are read once."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _ids(engine: Engine, reader: Prompts, choice: str, *, with_space: bool) -> t
 def likelihoods(
     engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], choices: Sequence[tuple[int, ...]]
 ) -> Floats:
-    """Returns float64[rows, choices]: walks the tree of the choices.
+    """Returns float64[rows, choices] by walking the tree of the choices.
 
-    Token by token: that shape has been tried out, those of choices have not.
+    One token at a time: that shape has been tested to keep rows apart, those of whole choices have not.
     """
     followers: dict[tuple[int, ...], dict[int, None]] = {}
     for tokens in choices:

@@ -1,4 +1,4 @@
-"""Writes texts with a local model, each row its own. Knows no privacy; coins here protect nobody."""
+"""Writes texts with a local model, each row by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be written.
+    """How texts are written.
 
     Attributes:
       max_tokens: a text ends after this many tokens.
@@ -38,7 +38,7 @@ class Job:
 
 
 class _Text:
-    """One text as it is written; stop strings are found across tokens, and looked for where they can be new."""
+    """One text in progress; stop strings are found across tokens."""
 
     def __init__(self, job: Job, *, eos: int) -> None:
         self._job = job
@@ -88,7 +88,7 @@ def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[s
 def generated(
     engine: Engine, rows: Sequence[Sequence[int]], taste: Taste, *, room: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] it is from.
+    """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] that it is drawn from.
 
     It ends where the model's context does, and otherwise never.
     """
@@ -103,7 +103,7 @@ def generated(
 def grown(
     engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, remaining: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Is `generated`, on batches of another kind."""
+    """Yields what `generated` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
     growing = _Growing(engine, anew, rows)
     raw = _public(engine, growing.start, again=growing.restart)
     while True:
@@ -118,13 +118,7 @@ def grown(
 
 
 class _Growing:
-    """Public rows that grow, and are read anew where memory ran out half way.
-
-    Args:
-      engine: runs the model.
-      anew: makes a batch.
-      rows: what they begin with.
-    """
+    """Public rows that grow; they are read again where memory ran out halfway."""
 
     def __init__(self, engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]]) -> None:
         self._engine = engine
@@ -144,14 +138,14 @@ class _Growing:
         return self._told(lambda batch: batch.step(_moved(self._engine, tokens)))
 
     def restart(self) -> torch.Tensor:
-        """Reads the rows and all that was added in another batch."""
+        """Reads the rows and all added tokens in another batch."""
         states = self.start()
         for tokens in self._added:
             states = self._told(lambda batch, tokens=tokens: batch.step(_moved(self._engine, tokens)))  # type: ignore[misc]
         return states
 
     def _told(self, ask: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
-        """Asks the batch, which is dropped if it fails: it may have read half of it."""
+        """Runs the batch; it is dropped if it fails, as it may have read half of a step."""
         batch, self._batch = self._batch, None
         if batch is None:
             raise MemoryError
@@ -165,7 +159,7 @@ def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: i
 
 
 def _public(engine: Engine, action: Callable[[], Any], *, again: Callable[[], Any] | None = None) -> Any:
-    """Returns what a public call of the model returns."""
+    """Runs a public action; if memory ran out and other sessions could free some, runs `again` (None: `action`)."""
     kind = ""
     try:
         with engine.lock, torch.inference_mode():

@@ -1,9 +1,4 @@
-"""Loads and inspects local models: what is refused, how long they may read, how they end. Knows no prompt.
-
-Everything here is decided from the model, its configuration and the caller's options, and is therefore public. Models
-whose rows depend on the rows beside them are refused by what they are made of: no test on sample inputs proves that a
-scale shared by the batch never matters.
-"""
+"""Loads local models and refuses those whose rows are not independent."""
 
 from __future__ import annotations
 
@@ -21,33 +16,36 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 if TYPE_CHECKING:
     import torch
 
+# Everything here is decided from the model, its configuration and the caller's options, and is therefore public. Models
+# that couple rows are refused by their parts: no test on sample inputs proves that a scale shared by the batch never
+# matters.
 DTYPES = ("float32", "bfloat16", "float16")
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "sequence_classification": "AutoModelForSequenceClassification",
 }
-"""What reads a folder, by what the model is for."""
+"""The class of transformers that reads a folder, by the kind of model."""
 
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 _CAPACITIES = ("expert_capacity", "capacity_factor", "moe_capacity_factor", "expert_capacity_factor")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_num_routed_experts")
 _EXPERT_MODULES = re.compile(r"Moe|MoE|MOE|Expert")
 _RESCALED = ("dynamic", "longrope")
-"""Rotary scalings that look at the longest row of the batch once it passes the original length."""
+"""Rotary scalings that depend on the batch's longest row once it exceeds the original length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is public about a model.
+    """The public facts about a model.
 
     Attributes:
       context: tokens it can read and write together; None: it names no limit.
       window: tokens the narrowest sliding attention sees; None: all attention sees everything.
       width: columns of its logits.
-      reads: ids that it can read.
-      mixes_rows: whether experts gather tokens of all rows, so that it is run one row at a time.
-      ends: the ids with which it says that it has finished, by its own configuration.
+      reads: number of ids that it can read.
+      mixes_rows: whether experts gather tokens of all rows, so that it runs one row at a time.
+      ends: the end-of-text ids of its own configuration.
       takes: the names of its forward's arguments.
     """
 
@@ -65,8 +63,7 @@ def load(
 ) -> tuple[Any, Any]:
     """Returns model and tokenizer, read from a local folder where a path was given.
 
-    An object stays where it is and as it is unless `device` says otherwise.
-    `kind` is what it is for: a key of `AUTO_CLASSES`.
+    An object keeps its device and dtype unless `device` differs. `kind` is a key of `AUTO_CLASSES`.
     """
     _check_installed()
     if dtype is not None and dtype not in DTYPES:
@@ -87,7 +84,7 @@ def load(
 
 
 def _move(model: Any, device: Any) -> None:
-    """Brings a model to a device."""
+    """Moves a model to a device; raises ConfigurationError if there is no such device or no room on it."""
     try:
         model.to(device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -101,7 +98,7 @@ def _move(model: Any, device: Any) -> None:
 
 
 def _check_installed() -> None:
-    """Refuses to go on without the extra."""
+    """Refuses to run without the extra `hf`."""
     missing = None
     try:
         import torch
@@ -149,7 +146,7 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Returns what `kind` reads from a folder, fetching nothing and running none of its code."""
+    """Returns what `kind` reads from a folder, without fetching files or running the folder's code."""
     try:
         with _no_progress_bars():
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
@@ -182,7 +179,7 @@ def _best_device() -> str:
 
 
 def inspect_model(model: Any) -> Facts:
-    """Returns what is public about a model."""
+    """Returns the public facts about a causal model; refuses other kinds, and coupled rows."""
     takes = frozenset(inspect.signature(model.forward).parameters)
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
         raise CapabilityError(
@@ -193,7 +190,7 @@ def inspect_model(model: Any) -> Facts:
 
 
 def inspect_rows(model: Any) -> Facts:
-    """Returns what is public about a model of any kind."""
+    """Returns the public facts about a model of any kind; refuses coupled rows."""
     config = _text_config(model.config)
     takes = frozenset(inspect.signature(model.forward).parameters)
     if reason := _couples(model, config):
@@ -257,7 +254,7 @@ def _mixes_rows(model: Any, config: Any) -> bool:
 
 
 def _couples(model: Any, config: Any) -> str:
-    """Says what couples the rows of a batch; "" if nothing known does."""
+    """Returns what couples the rows of a batch; "" if nothing known does."""
     import torch
 
     if any(getattr(config, name, None) for name in _CAPACITIES):

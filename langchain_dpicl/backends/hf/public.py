@@ -1,7 +1,4 @@
-"""Next tokens of PUBLIC prompts, the last two of which are remembered so that a text can be asked for token by token.
-
-No private text comes here: what is kept outlives the call.
-"""
+"""Answers next-token requests for PUBLIC prompts, with a cache of the last two."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _KEPT = 2
 
 @dataclass(slots=True)
 class _Known:
-    """A public prompt: what follows it, and, once it has been continued, the one row that continues it."""
+    """A public prompt: its first answer and, once it has been continued, the row that continues it."""
 
     first: torch.Tensor
     batch: Batch | None = None
@@ -33,8 +30,8 @@ class _Known:
 class PublicAnswers:
     """Answers public prompts.
 
-    The answer to a prompt itself has the bits that a private row of the same text has; further tokens are asked for
-    one row at a time, and agree with rows up to rounding.
+    The answer to a prompt itself has the bits of a private row of the same text; further tokens run in one row, and
+    agree with private rows up to rounding.
 
     Args:
       engine: runs the model.
@@ -51,7 +48,7 @@ class PublicAnswers:
         self._known: dict[tuple[int, ...], _Known] = {}
 
     def settled(self, prompt: Sequence[int], prefix: Sequence[int]) -> torch.Tensor:
-        """Returns float32[1, width]: the candidates after a prompt and a prefix."""
+        """Returns float32[1, width]: the candidates' logits after a prompt and a prefix."""
         check_room(self._engine.limit, self._length + len(prefix))
         with self._engine.lock, torch.inference_mode():
             logits = self._tried(lambda: self._settled(tuple(prompt), list(prefix)))
@@ -81,7 +78,7 @@ class PublicAnswers:
         return self._continued(known, prompt, prefix) if prefix else known.first
 
     def _first(self, prompt: tuple[int, ...]) -> torch.Tensor:
-        """As a private row of this prompt is computed."""
+        """Computes a prompt in the shape of a private row."""
         engine = self._engine
         shape = engine.shape(self._length, self._room, self._begun)
         size = engine.size_for("units", engine.row_batch, shape)

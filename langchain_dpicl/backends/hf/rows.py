@@ -1,4 +1,4 @@
-"""Asks a local model about private rows once, chunk by chunk at the public shape. Knows no text and no noise."""
+"""Runs private rows on a local model once, chunk by chunk, at a public shape."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.backends.rows import guarded
 
 Answer = Callable[[Batch, list[list[int]]], Sequence[Any] | Floats]
-"""Takes a new batch and the rows it is to be started with; returns one answer per row."""
+"""Takes a new batch and the rows to start it with; returns one answer per row."""
 
 
 def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None]) -> None:
-    """Puts the answer of every row that has one.
+    """Calls `put` with the answer of every row that has one.
 
-    Where a chunk fails, each of its rows is asked again in its own place, beside empty ones: its bits stay the same.
+    If a chunk fails, each of its rows runs again in its own place beside empty ones, so that its bits stay the same.
     """
     with engine.lock:
         count = len(private.rows)
@@ -43,7 +43,7 @@ def _put_chunk(
 ) -> bool:
     """Puts the answers of one chunk, or of each of its rows; False if memory ran out for the chunk.
 
-    A row that is asked alone takes no more than its chunk did: if memory runs out then, that row fails.
+    A row alone takes no more memory than its chunk: if memory runs out then, that row fails.
     """
     outcome = guarded(lambda: _put(engine, private, answer, put, members))
     if outcome is None:
@@ -56,7 +56,7 @@ def _put_chunk(
 def _put(
     engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
 ) -> bool:
-    """Puts the answers of rows in their places; False if memory ran out, and raises whatever else goes wrong."""
+    """Puts the answers of rows; False if memory ran out; raises every other error."""
     size = engine.size_for("units", engine.row_batch, private.shape)
     rows = [private.rows[members[place]] if place in members else None for place in range(size)]
     try:

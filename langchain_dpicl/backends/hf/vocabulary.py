@@ -1,4 +1,4 @@
-"""Which ids of a local model are candidates, and how its raw logits become theirs. Knows no prompt and no privacy."""
+"""Selects a local model's candidate tokens, and turns raw logits into theirs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _SHAVED = 1.0 - 2.0**-40
-"""Keeps the rounding of a sum of probabilities at or below 1."""
+"""Keeps a rounded sum of probabilities at or below 1."""
 
 
 class Vocabulary:
@@ -57,12 +57,12 @@ class Vocabulary:
 
     @functools.cached_property
     def readable(self) -> NDArray[np.bool_]:
-        """bool[candidates]: tokens that are whole characters, and the end of the text."""
+        """bool[candidates]: tokens of whole characters, and the end of the text."""
         spelled = self._tokens.token_bytes
         return np.array([id_ == self.eos or _is_text(spelled[id_]) for id_ in self.keys])
 
     def ids(self, columns: Ints) -> Ints:
-        """Returns the ids of places in the vocabulary."""
+        """Returns the ids at places of the vocabulary."""
         columns = np.asarray(columns)
         if columns.dtype.kind not in "iu" or not ((columns >= 0) & (columns < len(self.keys))).all():
             raise ConfigurationError(f"expected columns between 0 and {len(self.keys) - 1}, found others")
@@ -70,7 +70,7 @@ class Vocabulary:
         return ids
 
     def known(self, domain: Sequence[Token]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Returns int64[d] ids, and which of them are candidates; what is none has the id of the end."""
+        """Returns int64[d] ids, and which of them are candidates; other keys get the id of the end."""
         if domain is self.keys:
             return self.candidates, np.ones(len(self.keys), bool)
         wanted = np.array([self._place(token) for token in domain], np.int64)
@@ -78,7 +78,7 @@ class Vocabulary:
         return np.where(is_known, wanted, self.eos), is_known
 
     def checked(self, token: Token) -> int:
-        """Returns the id of a token."""
+        """Returns the id of a token; refuses anything but a candidate of this model."""
         if (place := self._place(token)) < 0:
             raise ConfigurationError(
                 f"expected one of the {len(self.keys)} tokens of this model's vocabulary(), found another value; "
@@ -128,7 +128,7 @@ class Reader:
         self._moved: dict[torch.device, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def settle(self, raw: torch.Tensor) -> torch.Tensor:
-        """Returns float32[rows, width]: -inf for what cannot follow, all ends in one; a failed row is NaN."""
+        """Returns float32[rows, width]: -inf for other ids than candidates, all ends merged; a failed row is NaN."""
         logits = raw.to(torch.float32, copy=True)
         barred, ends = self._on(logits.device)
         if ends is not None:
@@ -139,14 +139,14 @@ class Reader:
         return logits.masked_fill_(~highest.isfinite(), torch.nan)
 
     def with_ends(self, ids: Ints) -> Ints:
-        """Returns the ids whose raw logits decide those of candidates `ids`: behind them all ends, where they count."""
+        """Returns the ids whose raw logits decide those of candidates `ids`: with all end ids if the end is one."""
         vocabulary = self._vocabulary
         if self._ends is None or not (ids == vocabulary.eos).any():
             return ids
         return np.concatenate([ids, np.array(vocabulary.ends, np.int64)])
 
     def settle_some(self, raw: torch.Tensor, ids: Ints) -> torch.Tensor:
-        """Returns float32[rows, d]: as `settle`, of candidates `ids` alone."""
+        """Returns float32[rows, d] as `settle` does, from the logits of `with_ends(ids)`."""
         logits = raw.to(torch.float32, copy=True)
         count = len(ids)
         if logits.shape[1] > count:

@@ -1,8 +1,4 @@
-"""Gradients of prompts on a frozen local model: the engine of prompt training. Knows nothing of privacy.
-
-Needs the extra `hf` (torch, transformers). Nothing is downloaded, no code of a model's repository is run, and nothing
-of the model changes. What it keeps: a unit's row depends, bit for bit, on its own examples and on public facts alone.
-"""
+"""Computes gradients of prompts on a frozen local model."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ _PEFT_TASKS = {
 }
 
 
-_AGAIN = "the model ran out of memory half-way; the engine takes fewer rows at a time from here on: call again"
+_AGAIN = "the model ran out of memory halfway; the engine runs fewer rows at a time from now on: call again"
 
 
 class PromptEngine:
@@ -143,7 +139,7 @@ class PromptEngine:
         return self.reader.tokens.fingerprint
 
     def check(self, parameters: Floats | None = None) -> int:
-        """Tries the micro-batch out with public rows, which otherwise happens at the first call; returns its size."""
+        """Tests the micro-batch with public rows and, at `parameters`, a made-up text's gradient; returns its size."""
         vector = None if parameters is None else self._vector(parameters)
         with self._lock, frozen(self.prompted.model):
             if vector is not None:
@@ -151,15 +147,15 @@ class PromptEngine:
             return self._batches.size()
 
     def initial(self, text: str | None = None) -> Floats:
-        """Returns float64[width], public: parameters of the prompt that some text is."""
-        coins = Generator(PCG64())  # public: what is drawn here protects nobody
+        """Returns public parameters float64[width] of the prompt that a text is; without text, of random tokens."""
+        coins = Generator(PCG64())  # draws public numbers, which protect nobody
         with self._lock, torch.no_grad():
             prompt = self.prompted.written(self._text_ids(text) if text is not None else self._random_ids(coins)).cpu()
             solved = self._folding.solve(prompt, lambda *shape: torch.from_numpy(coins.standard_normal(shape)))
         return np.asarray(solved.float().double().numpy(), dtype=np.float64)
 
     def arrays(self, parameters: Floats) -> dict[str, NDArray[np.float32]]:
-        """Returns the prompt that parameters write, as peft lays it out; a reparameterisation is folded in.
+        """Returns the prompt as peft stores it, with a reparameterisation folded in.
 
         Returns:
           "prompt_embeddings": float32[virtual tokens, embedding], or [virtual tokens, 2 * layers * keys] of a prefix.
@@ -291,7 +287,7 @@ class PromptEngine:
 
 
 class _Means:
-    """Puts the gradients of examples together to the rows of their units; shows nothing."""
+    """Averages the gradients of examples to the rows of their units; shows nothing."""
 
     def __init__(self, groups: Sequence[Sequence[TrainingExample]], width: int) -> None:
         self._sizes = [len(group) for group in groups]
@@ -300,7 +296,7 @@ class _Means:
         self._sum = np.zeros(width if any(size > 1 for size in self._sizes) else 0)
 
     def hand(self, rows: NDArray[np.float32], add: Callable[[RealRows], None]) -> None:
-        """Takes the gradients of the next examples, and hands over the rows of units that are complete."""
+        """Adds the gradients of the next examples, and hands over the rows of complete units."""
         if not self._seen and all(size == 1 for size in self._sizes[self._place : self._place + len(rows)]):
             self._place += len(rows)
             add(rows)

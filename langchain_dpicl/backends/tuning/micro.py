@@ -1,9 +1,4 @@
-"""Runs rows in micro-batches of one public shape: losses, and each row's gradient of its own prompt. Knows no privacy.
-
-Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is the
-row's own. Nobody promises that a row of a matrix product keeps its bits whatever stands in the other rows, so the shape
-is tried out with public rows when it is first used; where bits move, rows run one at a time.
-"""
+"""Computes losses, and each row's gradient of its own prompt, in micro-batches of one public shape."""
 
 from __future__ import annotations
 
@@ -26,14 +21,17 @@ from langchain_dpicl.backends.tuning.prompted import PromptedModel, Rows, stacke
 from langchain_dpicl.backends.tuning.reading import Input, TaskReader
 from langchain_dpicl.exceptions import ModelCallError
 
+# Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is
+# the row's own. A row of a matrix product may change its bits with the other rows, so the shape is tested with public
+# rows at its first use; where bits change, rows run one at a time.
 Read = tuple[Input, list[int]]
 _NONE = -100
 """Marks places without a target."""
 _FEWEST_ROUNDS = 6
 _LOOKED_AT = 64
-"""Public rows that are looked at before a size is trusted, and rounds at least."""
+"""Public rows that are compared before a size is trusted, and fewest rounds."""
 _CHECKED = 3
-"""Made-up rows of which one at least must have numbers, whenever it is asked whether the model still works."""
+"""Made-up rows of which at least one must have numbers for the model to count as working."""
 
 
 class MicroBatches:
@@ -58,7 +56,7 @@ class MicroBatches:
         self.length = self.task.max_input_tokens + self._targets - 1
 
     def size(self) -> int:
-        """Returns how many rows run together; public, and learnt once."""
+        """Returns how many rows run together; public, and tested once."""
         if self._size is None:
             self._size = self._tried(self._wanted)
         return self._size
@@ -71,7 +69,7 @@ class MicroBatches:
         self._size = self._tried((size + 1) // 2)
 
     def free(self) -> None:
-        """Gives back memory that nothing holds."""
+        """Returns unused memory to the device."""
         gc.collect()
         if self.prompted.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -91,7 +89,7 @@ class MicroBatches:
             return np.asarray(torch.where(fine[:, None], gradients, 0.0).cpu().numpy(), dtype=np.float32)
 
     def check(self, vector: torch.Tensor) -> None:
-        """Takes the gradient of a made-up row; if that has no numbers, of others, always the same ones."""
+        """Computes the gradients of made-up rows until one has numbers; raises ModelCallError if none has."""
         fault = ""
         try:
             tried = (self._taken(vector, [self._public_read(number)])[1] for number in range(1, 1 + _CHECKED))
@@ -110,9 +108,9 @@ class MicroBatches:
         return np.where([read is not None for read in reads], losses, np.nan)
 
     def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | None:
-        """Is `gradients` of at most `size` rows, the places of the others filled up; None if memory ran out.
+        """Returns `gradients` of at most `size` rows, with empty rows in the other places; None if memory ran out.
 
-        Where a batch fails, each of its rows is asked again in its own place, beside empty ones: the same bits.
+        If a batch fails, each of its rows runs again in its own place beside empty ones, with the same bits.
         """
         size = self.size()
         filled = [*reads, *[None] * (size - len(reads))]
@@ -131,7 +129,7 @@ class MicroBatches:
         return rows
 
     def _taken(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns gradients float32[rows, width] as they come, and bool[rows], which of them are numbers."""
+        """Returns gradients float32[rows, width], and bool[rows], which of them are finite."""
         with torch.no_grad():
             prompt = self.folding.fold(vector)
         copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
@@ -143,7 +141,7 @@ class MicroBatches:
             return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
 
     def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
-        """Returns gradients; False if memory ran out, and raises whatever else goes wrong."""
+        """Returns gradients; False if memory ran out; raises every other error."""
         try:
             return self.gradients(vector, reads)
         except Exception as error:
@@ -204,7 +202,7 @@ class MicroBatches:
                 raise ModelCallError(_NO_ROOM if verdict == "memory" else f"the model failed on public rows: {verdict}")
 
     def _verdict(self, size: int) -> str:
-        """Tries a size with public rows; "": it does."""
+        """Tests a size with public rows; returns "" if it works."""
         try:
             return "" if self._keeps_apart(size) or size == 1 else "moves"
         except Exception as error:  # noqa: BLE001  whatever a model raises
@@ -213,8 +211,8 @@ class MicroBatches:
     def _keeps_apart(self, size: int) -> bool:
         """Whether rows keep their bits whatever their neighbours are and wherever they stand.
 
-        A head with few outputs moves only some rows by their place, and each by its last bit alone: so many public rows
-        are looked at, in places and beside others that change from round to round.
+        A head with few outputs changes only some rows by their place, and only in the last bit: so many public rows are
+        compared, in places and with neighbours that change from round to round.
         """
         prompt = self.folding.solve(self._public_prompt(), _ramp).to(self.prompted.device, torch.float32)
         known: dict[int, bytes] = {}
@@ -243,9 +241,9 @@ class MicroBatches:
 
 @contextlib.contextmanager
 def frozen(model: Any) -> Iterator[None]:
-    """Takes a model's weights out of all gradients for a while; the flags are put back, the weights never change.
+    """Excludes a model's weights from gradients in the block; their flags are restored, the weights never change.
 
-    Inside, gradients can be taken, also where the caller has switched them off.
+    Gradients can be computed inside even if the caller has switched them off.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.training:
@@ -261,7 +259,7 @@ def frozen(model: Any) -> Iterator[None]:
 
 
 def _orders(size: int) -> Iterator[list[int]]:
-    """Yields which public rows stand in which places, round by round: of twice as many, in orders that differ."""
+    """Yields the order of the public rows in each round: twice as many rows as places, in changing orders."""
     if size == 1:
         yield [1]
         return
@@ -272,7 +270,7 @@ def _orders(size: int) -> Iterator[list[int]]:
 
 
 def _ramp(*shape: int) -> torch.Tensor:
-    """Public numbers of about unit size, without coins."""
+    """Returns fixed public numbers of about unit size."""
     numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
     return torch.sin(numbers * 12.9898 + 4.1414).view(shape)
 

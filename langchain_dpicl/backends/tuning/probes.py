@@ -1,7 +1,4 @@
-"""Tries a model out with public ids before anything private: does it read a prompt, and a padded row as the bare one?
-
-Knows no text and no privacy. What a kind of model cannot do is found here and refused with advice.
-"""
+"""Tests a model with public ids before private work: does it read a prompt, and a padded row like a bare one?"""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in 
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
-    """Runs a model on public ids.
+    """Tests a model with public ids.
 
     Args:
       prompted: the model.
@@ -51,7 +48,7 @@ def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs
 
 
 def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
-    """Says what is wrong; "" if nothing is."""
+    """Returns what is wrong; "" if nothing is."""
     ids = prompted.public_ids(0, PROBE)
     first, second = (prompted.public_ids(number, count) for number in (1, 2))
     bare = _rows(prompted, ids, PROBE)
@@ -84,7 +81,7 @@ def _rows(prompted: PromptedModel, ids: list[int], length: int) -> Rows:
 
 
 def _plain(prompted: PromptedModel, ids: list[int]) -> torch.Tensor | None:
-    """Returns what the model itself answers to the same tokens as text; None: a prompt is something else there."""
+    """Returns the model's own answer to the same tokens as text; None where a prompt means something else."""
     if prompted.method == "prefix" and not prompted.is_causal:
         return None  # a text's keys and values would also see what stands behind it
     answer: Any = prompted.model(input_ids=torch.tensor([ids], device=prompted.device), return_dict=True)
@@ -95,6 +92,6 @@ def _plain(prompted: PromptedModel, ids: list[int]) -> torch.Tensor | None:
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Total variation between two answers; 1 if one of them is none."""
+    """Returns the total variation between two answers; 1 if one has no numbers."""
     shares = [raw.float().softmax(dim=-1) for raw in (left, right)]
     return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))

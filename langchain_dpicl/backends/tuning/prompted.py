@@ -1,14 +1,4 @@
-"""One forward of a frozen model in which every row has a prompt of its own. Knows no text, no loss and no privacy.
-
-Two kinds of prompts, both as the peft package lays them out:
-
-- a soft prompt stands in front of the row as embeddings, [rows, virtual tokens, embedding];
-- a prefix is the keys and values that the row finds in every layer, [rows, virtual tokens, 2 * layers * width].
-
-Masks and positions are made here, in full, for every row: the library's own short cuts, taken where no row of a batch
-is padded, would let one row decide how others are computed. Rows of a causal model are padded in front, so that all end
-in one place; rows of an encoder behind, because a head reads the first place.
-"""
+"""Runs one forward of a frozen model in which every row has its own prompt."""
 
 from __future__ import annotations
 
@@ -25,11 +15,16 @@ from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import CapabilityError
 
+# Prompts are laid out as in peft: a soft prompt is embeddings before the row, [rows, virtual tokens, embedding]; a
+# prefix is keys and values in every layer, [rows, virtual tokens, 2 * layers * width]. Masks and positions are made
+# here in full for every row: the library's short cuts for unpadded batches would let one row decide how others are
+# computed. Rows of a causal model are padded in front, so that all end in one place; rows of an encoder behind, because
+# a head reads the first place.
 Method: TypeAlias = Literal["soft_prompt", "prefix"]
 
 METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
 PROBE = 7
-"""Tokens of the public rows that a model is tried out with."""
+"""Tokens of the public rows that a model is tested with."""
 
 _KEEPS = ("logits_to_keep", "num_logits_to_keep")
 
@@ -40,9 +35,9 @@ class Rows:
 
     Attributes:
       ids: int64[rows, length].
-      mask: bool[rows, length], what is no padding.
+      mask: bool[rows, length], False for padding.
       types: int64[rows, length] types of tokens, where the model knows any.
-      at: int64[rows], the place that is asked about; masked models only.
+      at: int64[rows], the place whose logits are returned; masked models only.
     """
 
     ids: torch.Tensor
@@ -97,19 +92,19 @@ class PromptedModel:
 
     @property
     def token_dim(self) -> int:
-        """Columns of an embedding or, of a prefix, of one layer's keys: what peft calls so."""
+        """Columns of an embedding or, for a prefix, of one layer's keys; named as in peft."""
         if self._shape is None:
             return int(self.model.get_input_embeddings().weight.shape[1])
         return self._shape[1] * self._shape[2]
 
     @property
     def num_layers(self) -> int:
-        """Layers that a prefix speaks to."""
+        """Layers that a prefix enters."""
         return int(self._config.num_hidden_layers) if self._shape is None else self._shape[0]
 
     @property
     def num_heads(self) -> int:
-        """Heads of the keys or, for a soft prompt, of the attention: what peft calls so."""
+        """Heads of the keys or, for a soft prompt, of the attention; named as in peft."""
         return int(self._config.num_attention_heads) if self._shape is None else self._shape[1]
 
     @property
@@ -119,7 +114,7 @@ class PromptedModel:
 
     @functools.cached_property
     def limit(self) -> int | None:
-        """Tokens that the model can read and write, the prompt among them; None: it names no limit."""
+        """Tokens that the model can read and write, prompt included; None: it names no limit."""
         context = self.facts.context
         limits = [None if context is None else context - (self.offset or 0), self.facts.window]
         return min([limit for limit in limits if limit is not None], default=None)
@@ -147,7 +142,7 @@ class PromptedModel:
         return self._at(arguments, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
 
     def written(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns float32[len(ids), dim]: what PUBLIC ids are as a prompt: embeddings, or the keys and values."""
+        """Returns float32[len(ids), dim]: PUBLIC ids as a prompt, embeddings or keys and values."""
         row = torch.tensor([list(ids)], device=self.device)
         with torch.no_grad():
             if self.method == "soft_prompt":
@@ -157,7 +152,7 @@ class PromptedModel:
         return torch.cat(layers, dim=1).float()
 
     def public_ids(self, number: int, length: int) -> list[int]:
-        """Returns public ids from all over the vocabulary; `number` tells several rows apart."""
+        """Returns public ids from all over the vocabulary; different ones for each `number`."""
         barred = getattr(self._config, "pad_token_id", None)  # some models count positions by it
         ids = [(place * 7919 + 104729 * number + 13) % self.facts.reads for place in range(2 * length)]
         return [id_ for id_ in ids if id_ != barred][:length]
@@ -190,14 +185,14 @@ class PromptedModel:
         return arguments | {"return_dict": True}
 
     def _positions(self, seen: torch.Tensor, last: int) -> dict[str, torch.Tensor]:
-        """Returns the positions of the last places of each row, counted over what is no padding."""
+        """Returns the positions of each row's last places, not counting padding."""
         if self.offset is None:
             return {}
         places = (seen.cumsum(dim=1) - 1).clamp_(min=0) + self.offset
         return {"position_ids": places[:, -last:]}
 
     def _bias(self, seen: torch.Tensor, last: int) -> torch.Tensor:
-        """Returns float[rows, 1, last places, all places]: 0 for what a place sees, the lowest number for the rest."""
+        """Returns float[rows, 1, last places, all places]: 0 for visible places, the lowest number for the others."""
         dtype, places = self.model.dtype, seen.shape[1]
         hidden = ~seen[:, None, None, :].expand(-1, 1, last, -1)
         if self.is_causal:
@@ -210,7 +205,7 @@ class PromptedModel:
         """Returns a cache that holds each row's keys and values."""
         layers, heads, size = self._shape or (0, 0, 0)
         split = prompts.to(self.model.dtype).view(*prompts.shape[:2], 2 * layers, heads, size)
-        # Each [rows, heads, virtual tokens, size]; apart at once, as the way back of every index is as long as all.
+        # Each [rows, heads, virtual tokens, size]; one unbind, as the gradient of every index would be as large as all.
         parts = split.permute(2, 0, 3, 1, 4).unbind(0)
         cache: Any = DynamicCache()
         for layer in range(layers):
@@ -246,7 +241,7 @@ class PromptedModel:
         return torch.tensor([self.public_ids(number, PROBE)], device=self.device)
 
     def _found_offset(self) -> int | None:
-        """Returns the position of a row's first token as the model counts; None: it takes none, or in its own way."""
+        """Returns the model's position of a row's first token; None if it takes no positions, or counts differently."""
         if "position_ids" not in self.facts.takes:
             return None
         pad = getattr(self._config, "pad_token_id", None)
@@ -260,7 +255,7 @@ class PromptedModel:
         return None
 
     def _found_head(self) -> Any:
-        """Returns what a masked model does behind its body, so that it is done in one place only; None: unknown."""
+        """Returns the layers after a masked model's body, to run them at one place only; None if unknown."""
         body = self.model.base_model
         rest = [child for child in self.model.children() if child is not body]
         if body is self.model or len(rest) != 1:

@@ -1,7 +1,4 @@
-"""Scores the labels of PUBLIC texts, each read behind a trained prompt of its own. Knows nothing of privacy.
-
-What trained the prompts has released them, and texts that are to be labelled are the caller's own.
-"""
+"""Scores the labels of PUBLIC texts behind trained prompts that have been released."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One PUBLIC text, or pair, and the name of the prompt that it is read behind."""
+    """One PUBLIC text or pair, and the name of its prompt."""
 
     prompt: str
     text: str
@@ -44,14 +41,14 @@ class _Taught:
 
 
 class LabelScorer:
-    """A model that tells labels apart, behind trained prompts of either method and any length.
+    """A model that scores labels behind trained prompts of either method and any length.
 
     Args:
       model: of the transformers package.
       tokenizer: its tokenizer.
       kind: what kind of model it is.
       batch_size: texts that are read together.
-      is_own: whether nobody else holds the model, so that it may be given the head that a prompt was trained with.
+      is_own: whether the model is not shared, so that it may be given the head that a prompt was trained with.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, kind: TaskKind, batch_size: int, is_own: bool) -> None:
@@ -89,7 +86,7 @@ class LabelScorer:
         return reader.tokens.fingerprint
 
     def weights(self) -> str:
-        """Returns the fingerprint of the model's weights, head included; "" where it cannot be told."""
+        """Returns the fingerprint of the model's weights, head included; "" if there is none."""
         with self._lock:
             return weights.fingerprint(self.model)
 
@@ -114,7 +111,7 @@ class LabelScorer:
             )
 
     def _settle_head(self, name: str, head: Arrays) -> None:
-        """Gives the model the head that its first prompt was trained with, and refuses a prompt of another head."""
+        """Gives the model the head of its first prompt, and refuses prompts of another head."""
         if not head or has_head(self.model, head):
             return
         if not self._is_own or self._taught or not put_head(self.model, head):
@@ -125,10 +122,7 @@ class LabelScorer:
             )
 
     def scores(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """Returns float64[labels] per text: the probability of each label of the prompt's task.
-
-        Texts run together, one forward per `batch_size` of them and method.
-        """
+        """Returns float64[labels] per text: the probability of each label, in one forward per batch and method."""
         rows: list[NDArray[np.float64]] = [np.zeros(0)] * len(questions)
         for method in self._prompted:
             places = [place for place, one in enumerate(questions) if self._taught[one.prompt].method == method]
@@ -182,7 +176,7 @@ def _types(read: Sequence[Input]) -> list[list[int]]:
 
 
 def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns prompts of one length, padded behind as a head reads the first place, and which places are no padding."""
+    """Returns prompts padded behind to one length, as a head reads the first place, and their masks."""
     count = max(len(one) for one in prompts)
     padded = torch.stack([torch.nn.functional.pad(one, (0, 0, 0, count - len(one))) for one in prompts])
     lengths = torch.tensor([[len(one)] for one in prompts], device=padded.device)
@@ -190,7 +184,7 @@ def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 def _shares(logits: torch.Tensor, words: torch.Tensor | None) -> NDArray[np.float64]:
-    """Returns float64[labels]: probabilities among the labels; NaN where there are no numbers."""
+    """Returns float64[labels]: probabilities among the labels; NaN where the model gives no numbers."""
     chosen = logits if words is None else logits[words]
     shares: NDArray[np.float64] = chosen.cpu().double().softmax(dim=0).numpy()
     return shares

@@ -1,7 +1,4 @@
-"""Rows with prompts of their own on one local model: each prompt is read once and kept. For PUBLIC texts.
-
-Knows ids and numbers only, no text, and nothing of privacy: what trained the prompts has released them.
-"""
+"""Runs PUBLIC texts behind trained prompts of their own on one local model; each prompt is read once and cached."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
     from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 
 Beginning = list[caches.Pair]
-"""Of every layer, keys and values [1, heads, positions, size] of one prompt."""
+"""Keys and values [1, heads, positions, size] of one prompt, by layer."""
 
 
 def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
-    """Returns what a model keeps of virtual tokens float32[positions, width] at the beginning of a text."""
+    """Returns the keys and values of virtual tokens float32[positions, width] at the beginning of a text."""
     layers = caches.roomy_layers(body.config, len(numbers))
     embeddings = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
     places = torch.arange(len(numbers), device=body.device)[None]
@@ -38,7 +35,7 @@ def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
 
 
 def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
-    """Returns the keys and values that a prefix float32[positions, 2 * layers * heads * size] is, in PEFT's order."""
+    """Returns the keys and values of a prefix float32[positions, 2 * layers * heads * size], in peft's order."""
     flat = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
     count = len(caches.roomy_layers(body.config, 1))
     stored = flat.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
@@ -46,7 +43,7 @@ def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Begi
 
 
 class Shelf:
-    """Trained prompts of one model, by name; each is read when it is first used, and kept.
+    """Trained prompts of one model, by name; each is read at its first use, and cached.
 
     Args:
       engine: runs the model.
@@ -71,7 +68,7 @@ class Shelf:
         self._read: dict[str, Beginning] = {}
 
     def put(self, name: str, method: str, numbers: NDArray[np.float32], *, heads: int) -> None:
-        """Adds a prompt float32[positions, width]."""
+        """Adds a prompt float32[positions, width]; refuses one that was trained on another model."""
         width = int(self._body.model.get_input_embeddings().weight.shape[1])
         width_found: object = numbers.shape[1]
         if method == "prefix":
@@ -98,7 +95,7 @@ class Shelf:
 
 
 class PromptedBatch(RightBatch):
-    """Rows that begin with prompts of their own, of any lengths; padding stands behind a short prompt, unseen.
+    """Rows that begin with prompts of different lengths; the padding behind short prompts is masked.
 
     Args:
       body: the model.
@@ -131,7 +128,7 @@ class PromptedBatch(RightBatch):
         return self.step(padded.gather(1, ends)[:, 0])
 
     def _take(self, beginnings: Sequence[Beginning]) -> tuple[int, torch.Tensor]:
-        """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] everyone's."""
+        """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] all lengths."""
         device, shape = self._body.device, self._shape
         counts = torch.tensor([[one[0][0].shape[-2]] for one in beginnings], device=device)
         begun = int(counts.max())
@@ -145,7 +142,7 @@ class PromptedBatch(RightBatch):
 
 
 def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
-    """Returns the prompts of all rows, of one length: short ones have zeros behind them."""
+    """Returns the prompts of all rows, padded with zeros to one length."""
 
     def whole(layer: int, part: int) -> torch.Tensor:
         stored = [one[layer][part] for one in beginnings]
@@ -155,5 +152,5 @@ def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
 
 
 def parts_of(backend: HuggingFaceBackend) -> tuple[Engine, Any]:
-    """Returns what runs the model of an engine, and its tokenizer."""
-    return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  rooms of the same house
+    """Returns the runner of an engine's model, and its tokenizer."""
+    return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  parts of one engine

@@ -1,7 +1,4 @@
-"""What a prompt is trained for: how a text is shown to the model, and where the answer stands. Public; no torch here.
-
-Knows no tokenizer and no record: whether a word is one token is found out by what reads the task (see `reading`).
-"""
+"""Defines what a prompt is trained for: how a text is shown to the model, and where the answer is."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
 _KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 _MOST = {"text": 1, "pair": 1, "mask": 1}
 _WORDS = "words (verbalizers=)"
-"""What they are called here, and by the option of a trainer."""
+"""The name here, and the trainer's option."""
 _SPOKEN = re.compile(r"\S")
 
 
@@ -138,7 +135,7 @@ class PromptTask:
 
 
 def _pieces(template: str) -> Pieces:
-    """Returns a template taken apart; `{{` and `}}` are braces."""
+    """Returns the parsed template; `{{` and `}}` are braces."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
