@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import FullBackend, FullSession, Rows, Token
 from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
-from langchain_dpicl.backends.walk import public_failure
+from langchain_dpicl.backends.walk import apublic_call, bare, public_call, public_failure
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
@@ -83,19 +83,15 @@ class FullRowSource:
 
     def _public(self) -> NDArray[np.float64] | DPICLError:
         try:
-            return self._open().public()
+            return public_call(lambda: self._open().public())
         except DPICLError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            return public_failure(type(error).__name__)
+            return bare(error)
 
     async def _apublic(self) -> NDArray[np.float64] | DPICLError:
         try:
-            return await self._open().apublic()
+            return await apublic_call(lambda: self._open().apublic())
         except DPICLError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            return public_failure(type(error).__name__)
+            return bare(error)
 
     def logits(self, columns: NDArray[np.int64]) -> Boxed:
         """Returns float64[prompts, d], boxed; a row that abstains or failed is NaN."""
@@ -160,12 +156,6 @@ class FullRowSource:
             place, alone = row, tuple(prompt if i == row else None for i, prompt in enumerate(self.prompts))
         with contextlib.closing(self._opened(alone, self.side.num_rows)) as session:
             return session.logits(columns)[place : place + 1]
-
-
-def _bare(error: DPICLError) -> DPICLError:
-    """Returns the same public error without the frames and causes it came through."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _answer(outcome: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
-from langchain_dpicl.backends.walk import Walk, adrive, drive, public_failure
+from langchain_dpicl.backends.walk import Walk, adrive, bare, drive, public_call
 from langchain_dpicl.exceptions import DPICLError, ModelCallError, PrivateAccessError
 
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
@@ -135,7 +135,7 @@ class AskGradients:
             for rows in pending.rows:
                 self.total.add(rows)
         except DPICLError as error:
-            return _bare(error)
+            return bare(error)
         return _DONE
 
 
@@ -163,11 +163,9 @@ class AskCheck:
     def run(self) -> DPICLError | None:
         """Runs, blocking."""
         try:
-            self.backend.check(self.weights)
+            public_call(lambda: self.backend.check(self.weights))
         except DPICLError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            return public_failure(type(error).__name__)
+            return bare(error)
         return None
 
     async def arun(self) -> DPICLError | None:
@@ -202,14 +200,14 @@ class _Call:
         try:
             self.backend.gradients(self.parameters, self.groups, add=self.counted.add)
         except DPICLError as error:
-            return _bare(error)
+            return bare(error)
         return _DONE
 
     async def _arun(self) -> DPICLError | _Done:
         try:
             await self.backend.agradients(self.parameters, self.groups, add=self.counted.add)
         except DPICLError as error:
-            return _bare(error)
+            return bare(error)
         return _DONE
 
 
@@ -258,9 +256,3 @@ class _Counted:
         """Drops rows that arrive from now on."""
         with self._lock:
             self._total = None
-
-
-def _bare(error: DPICLError) -> DPICLError:
-    """Returns the same public error without the frames and causes it came through."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)

@@ -13,8 +13,8 @@ from langchain_dpicl.backends._label_reading import calibrated, checked
 from langchain_dpicl.backends._label_scoring import Scorer, fitting, label_scorer
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
-from langchain_dpicl.backends.walk import Ask, public_failure
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.backends.walk import Ask, apublic_call, public_call
+from langchain_dpicl.exceptions import ConfigurationError
 
 MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
@@ -229,23 +229,14 @@ class _AskPublicLabels:
 
     def run(self) -> NDArray[np.float64]:
         """Runs, blocking."""
-        try:
-            return self._read([self.scorer.public(prompt) for prompt in self.prompts])
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        return public_call(lambda: self._read([self.scorer.public(prompt) for prompt in self.prompts]))
 
     async def arun(self) -> NDArray[np.float64]:
         """Runs, awaiting."""
-        try:
-            return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        return await apublic_call(self._ascored)
+
+    async def _ascored(self) -> NDArray[np.float64]:
+        return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
 
     def _read(self, probabilities: Sequence[list[float]]) -> NDArray[np.float64]:
         own, *free = probabilities
@@ -262,33 +253,27 @@ class _AskPublicRows:
 
     def run(self) -> NDArray[np.float64]:
         """Runs, blocking."""
-        scorer, by_text = self.scorer, dict[str, list[float]]()
-        try:
-            for texts in self._batches():
-                rows = scorer.batch(scorer.score(texts), len(texts))
-                for text, row in zip(texts, rows, strict=True):
-                    by_text[text] = scorer.public(text) if row is None else row
-            return self._read(by_text)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        return public_call(self._scored)
 
     async def arun(self) -> NDArray[np.float64]:
         """Runs, awaiting."""
+        return await apublic_call(self._ascored)
+
+    def _scored(self) -> NDArray[np.float64]:
         scorer, by_text = self.scorer, dict[str, list[float]]()
-        try:
-            for texts in self._batches():
-                rows = scorer.batch(await scorer.ascore(texts), len(texts))
-                for text, row in zip(texts, rows, strict=True):
-                    by_text[text] = await scorer.apublic(text) if row is None else row
-            return self._read(by_text)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        for texts in self._batches():
+            rows = scorer.batch(scorer.score(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = scorer.public(text) if row is None else row
+        return self._read(by_text)
+
+    async def _ascored(self) -> NDArray[np.float64]:
+        scorer, by_text = self.scorer, dict[str, list[float]]()
+        for texts in self._batches():
+            rows = scorer.batch(await scorer.ascore(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = await scorer.apublic(text) if row is None else row
+        return self._read(by_text)
 
     def _batches(self) -> list[list[str]]:
         texts = list(dict.fromkeys(text for row in self.prompts for text in row))

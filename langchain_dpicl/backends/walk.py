@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -39,23 +39,11 @@ class AskTopTokens:
 
     def run(self) -> list[tuple[Token, float]]:
         """Runs, blocking."""
-        try:
-            return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        return public_call(lambda: self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k))
 
     async def arun(self) -> list[tuple[Token, float]]:
         """Runs, awaiting."""
-        try:
-            return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        return await apublic_call(lambda: self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -103,6 +91,34 @@ def public_failure(kind: str) -> ModelCallError:
     It names only the type of the cause, whose text and frames may show the load of private calls.
     """
     return ModelCallError(f"the public model call failed with {kind}. Check the model and call again.")
+
+
+def bare(error: DPICLError) -> DPICLError:
+    """Returns a public error without the frames and causes that it came through, which may be private."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def public_call(action: Callable[[], T]) -> T:
+    """Returns the result of a public call of an engine; an error that is not ours becomes a `public_failure`."""
+    try:
+        return action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)  # outside the handler, so that the engine's error is not its context
+
+
+async def apublic_call(action: Callable[[], Awaitable[T]]) -> T:
+    """Async twin of `public_call`."""
+    try:
+        return await action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)
 
 
 def drive(walk: Walk[T]) -> T:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from langchain_dpicl.backends.embedded import cut
-from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.batches import Batch, Shape
 from langchain_dpicl.backends.hf.chunks import PrivateRows
-from langchain_dpicl.backends.hf.engine import Engine, no_room
+from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.backends.hf.prompts import Prompts
 from langchain_dpicl.backends.hf.rows import answered
 from langchain_dpicl.backends.hf.sampling import Taste, drawn, likeliest, shares
 from langchain_dpicl.backends.hf.vocabulary import Floats, Ints
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[s
         block = rows[start : start + engine.row_batch]
         steps = min(job.max_tokens, engine.left_after(max(map(len, block))))
         shape = _shape(engine, block, max(steps, 1))
-        texts += _public(engine, lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
+        texts += engine.public(lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
     return texts
 
 
@@ -105,7 +103,7 @@ def grown(
 ) -> Iterator[tuple[Ints, Floats]]:
     """Yields what `generated` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
     growing = _Growing(engine, anew, rows)
-    raw = _public(engine, growing.start, again=growing.restart)
+    raw = engine.public(growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
             rows_of_step = shares(engine.settle(raw), engine.vocabulary)
@@ -114,7 +112,7 @@ def grown(
         remaining -= 1
         if remaining < 0:
             return
-        raw = _public(engine, lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
+        raw = engine.public(lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
 
 
 class _Growing:
@@ -156,24 +154,6 @@ class _Growing:
 
 def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: int | None = None) -> Shape:
     return replace(engine.shape(max(map(len, rows)), room, reach=reach), size=len(rows))
-
-
-def _public(engine: Engine, action: Callable[[], Any], *, again: Callable[[], Any] | None = None) -> Any:
-    """Runs a public action; if memory ran out and other sessions could free some, runs `again` (None: `action`)."""
-    kind = ""
-    try:
-        with engine.lock, torch.inference_mode():
-            return action()
-    except DPICLError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever a model raises
-        kind = "memory" if is_out_of_memory(error) else type(error).__name__
-    with engine.lock:
-        has_room = kind == "memory" and engine.spare()
-    if has_room:
-        return _public(engine, again or action)
-    engine.free()
-    raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
 
 def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: Job, *, steps: int) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -22,6 +22,8 @@ from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallErr
 # A row of a matrix product may change its bits with the other rows, or with its place. So each shape is tested at its
 # first use: one public prompt in all places, beside neighbours of every length. If a bit changes, rows run one at a
 # time.
+T = TypeVar("T")
+
 BLOCK = 16
 """Known tokens are read in blocks of this many, the rest one by one, as they would be generated."""
 
@@ -215,6 +217,24 @@ class Engine:
         if any(spared):
             self.free()
         return any(spared)
+
+    def public(self, action: Callable[[], T], *, again: Callable[[], T] | None = None) -> T:
+        """Runs a public action; if memory ran out and other sessions can free some, runs `again` (None: `action`)."""
+        kind = ""
+        try:
+            with self.lock, torch.inference_mode():
+                return action()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            kind = "memory" if is_out_of_memory(error) else type(error).__name__
+        # Outside the handler: the error's frames hold memory that is to be freed.
+        with self.lock:
+            has_room = kind == "memory" and self.spare()
+        if has_room:
+            return self.public(again or action)
+        self.free()
+        raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
     def check_memory(self, shape: Shape) -> None:
         """Runs public text at a shape; raises ModelCallError if it does not fit."""

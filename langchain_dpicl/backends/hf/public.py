@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from langchain_dpicl.backends.hf.batches import Batch, is_out_of_memory
-from langchain_dpicl.backends.hf.engine import BLOCK, Engine, no_room
+from langchain_dpicl.backends.hf.batches import Batch
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine
 from langchain_dpicl.backends.hf.sessions import check_room
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.exceptions import ModelCallError
 
 _KEPT = 2
 
@@ -50,25 +50,18 @@ class PublicAnswers:
     def settled(self, prompt: Sequence[int], prefix: Sequence[int]) -> torch.Tensor:
         """Returns float32[1, width]: the candidates' logits after a prompt and a prefix."""
         check_room(self._engine.limit, self._length + len(prefix))
-        with self._engine.lock, torch.inference_mode():
-            logits = self._tried(lambda: self._settled(tuple(prompt), list(prefix)))
+        logits = self._engine.public(lambda: self._answered(tuple(prompt), list(prefix)))
         if not bool(logits.amax().isfinite()):
             raise ModelCallError("the model gave no numbers for the public prompt; try another dtype")
         return logits
 
-    def _tried(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
-        kind = ""
+    def _answered(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
+        """Answers, and forgets all prompts if that fails: a row may have read half of a step."""
         try:
-            return action()
-        except DPICLError:
+            return self._settled(prompt, prefix)
+        except BaseException:
+            self._known.clear()
             raise
-        except Exception as error:  # noqa: BLE001  whatever a model raises
-            kind = "memory" if is_out_of_memory(error) else type(error).__name__
-        self._known.clear()
-        if kind == "memory" and self._engine.spare():
-            return self._tried(action)
-        self._engine.free()
-        raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
     def _settled(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
         known = self._known.pop(prompt, None) or _Known(self._first(prompt))
