@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeAlias
@@ -45,7 +45,59 @@ class Candidates:
         return len(self.texts)
 
 
-class NearestRows:
+class PrivateDirections:
+    """The directions of private texts, in memory and found by a keyed hash; the texts are not kept.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+
+    Raises:
+      ConfigurationError: no embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._key = Hidden(secrets.token_hex(32).encode())
+        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+
+    def forget(self) -> None:
+        """Drops the directions of all private texts."""
+        self._held = Hidden({})
+
+    def _name(self, text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
+
+    def _new(self, texts: Mapping[bytes, str], *, most: int | None = None) -> Iterator[dict[bytes, Hidden[str]]]:
+        """Yields the texts whose directions are unknown, at most so many at once."""
+        stored = self._held.reveal()
+        new = [name for name in texts if name not in stored]
+        step = most or max(1, len(new))
+        for first in range(0, len(new), step):
+            yield {name: Hidden(texts[name]) for name in new[first : first + step]}
+
+    def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
+        """Stores new directions."""
+        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
+        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
+
+    def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
+        """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
+        stored = self._held.reveal()
+        rows = {name: stored.get(name) for name in texts}  # another thread may drop some meanwhile
+        known = {name: row for name, row in rows.items() if row is not None}
+        if is_all:
+            self._held = Hidden(dict(known))
+        return known
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError(
+            f"{type(self).__name__} hold private directions: they cannot be copied, pickled or sent elsewhere."
+        )
+
+
+class NearestRows(PrivateDirections):
     """Turns units of private texts into rows of votes for the nearest candidates.
 
     Formal guarantees:
@@ -75,12 +127,8 @@ class NearestRows:
     """
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, neighbours: int = 1) -> None:
-        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
-            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
-        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self.neighbours = whole("neighbours", neighbours)
-        self._key = Hidden(secrets.token_hex(32).encode())
-        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+        super().__init__(embeddings)
 
     def ask_public(self, texts: Sequence[str]) -> Ask:
         """Returns the effect that computes the `Candidates` of PUBLIC texts; it raises where a call fails."""
@@ -90,39 +138,26 @@ class NearestRows:
         """Returns the effect that computes the rows of these private units: `Boxed` float32[units, candidates]."""
         return _AskVotes(self, tuple(None if unit is None else Hidden(unit) for unit in units), candidates)
 
-    def forget(self) -> None:
-        """Drops the directions of all private texts."""
-        self._held = Hidden({})
-
     def rows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Returns the votes; private, to be called below `guarded`."""
-        texts = _distinct(units)
-        new = self._new(texts)
-        self._keep(texts, new, self.embeddings.rows(new) if new else np.zeros((0, 0)))
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, self.embeddings.rows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
         return self._votes(units, candidates)
 
     async def arows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Async twin of `rows`."""
-        texts = _distinct(units)
-        new = self._new(texts)
-        self._keep(texts, new, await self.embeddings.arows(new) if new else np.zeros((0, 0)))
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, await self.embeddings.arows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
         return self._votes(units, candidates)
 
-    def _new(self, texts: Sequence[str]) -> list[Hidden[str]]:
-        known = self._held.reveal()
-        return [Hidden(text) for text in texts if self._name(text) not in known]
-
-    def _name(self, text: str) -> bytes:
-        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
-
-    def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
-        """Stores new directions, and drops those of texts that no unit has any more."""
-        directions = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
-        known = {
-            **self._held.reveal(),
-            **{name: row.astype(np.float32) for name, row in directions.items() if row.any()},
-        }
-        self._held = Hidden({name: known[name] for name in map(self._name, texts) if name in known})
+    def _distinct(self, units: Sequence[Hidden[Texts] | None]) -> dict[bytes, str]:
+        """Returns every text that may vote once, by its hash."""
+        texts = dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip())
+        return {self._name(text): text for text in texts}
 
     def _votes(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
@@ -140,11 +175,6 @@ class NearestRows:
             near = nearest(np.array([row for _, row in block], dtype=np.float64), candidates, self.neighbours)
             np.add.at(votes, (np.array([place for place, _ in block])[:, None], near), 1.0)
         return votes
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            "NearestRows hold private directions: they cannot be copied, pickled or sent elsewhere."
-        )
 
     def __repr__(self) -> str:
         return f"NearestRows({self.embeddings.name!r}, neighbours={self.neighbours})"
@@ -235,8 +265,3 @@ def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.
         return np.asarray(near.argmax(axis=1))[:, None]
     order: NDArray[np.intp] = np.argsort(-near, axis=1, kind="stable")[:, :count]
     return order
-
-
-def _distinct(units: Sequence[Hidden[Texts] | None]) -> list[str]:
-    """Returns every text that may vote once."""
-    return list(dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip()))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.aside import aside
-from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.nearest import direction_of
+from langchain_dpicl.backends.nearest import PrivateDirections, direction_of
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
 from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.walk import Ask
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Named: TypeAlias = list[tuple[bytes, ...]]
@@ -42,7 +39,7 @@ NOT_SEARCHED = (
 )
 
 
-class SimilarTexts:
+class SimilarTexts(PrivateDirections):
     """Finds which texts of each unit reach a public similarity to a public query.
 
     Formal guarantees:
@@ -75,15 +72,11 @@ class SimilarTexts:
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
         refuse_search(embeddings)
-        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
-            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0.0 < threshold <= 1.0:
             raise ConfigurationError(f"similarity_threshold: expected a number in (0, 1], found {threshold!r}.")
         self.threshold = float(threshold)
         self.most = whole("documents_per_row", most)
-        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
-        self._key = Hidden(secrets.token_hex(32).encode())
-        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+        super().__init__(embeddings)
 
     def ask_public(self, text: str) -> Ask:
         """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
@@ -93,16 +86,12 @@ class SimilarTexts:
         """Returns the effect for a `Boxed` list of `Near`, one per PRIVATE unit; without a query none is near."""
         return _AskNear(self, tuple(Hidden(unit) for unit in units), query)
 
-    def forget(self) -> None:
-        """Drops the directions of all private texts."""
-        self._held = Hidden({})
-
     def near(
         self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
         """Returns the near texts of each unit; private, call it below `guarded`. `is_all`: no other unit has texts."""
         named, texts = self._named(units)
-        for new in self._new(texts):
+        for new in self._new(texts, most=_EMBEDDED):
             self._note(new, self.embeddings.rows(list(new.values())))
         return self._compared(named, query, self._known(texts, is_all=is_all))
 
@@ -111,7 +100,7 @@ class SimilarTexts:
     ) -> list[Near]:
         """Async twin of `near`; long steps run in threads."""
         named, texts = await aside(lambda: self._named(units))
-        for new in self._new(texts):
+        for new in self._new(texts, most=_EMBEDDED):
             self._note(new, await self.embeddings.arows(list(new.values())))
         return await aside(lambda: self._compared(named, query, self._known(texts, is_all=is_all)))
 
@@ -120,30 +109,6 @@ class SimilarTexts:
         names: dict[str, bytes] = {}
         named = [tuple([_named_once(names, text, self._name) for text in unit.reveal()]) for unit in units]
         return named, {name: text for text, name in names.items() if text.strip()}
-
-    def _name(self, text: str) -> bytes:
-        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
-
-    def _new(self, texts: Mapping[bytes, str]) -> Iterator[dict[bytes, Hidden[str]]]:
-        """Yields the texts whose directions are unknown, some at a time."""
-        known = self._held.reveal()
-        new = [name for name in texts if name not in known]
-        for first in range(0, len(new), _EMBEDDED):
-            yield {name: Hidden(texts[name]) for name in new[first : first + _EMBEDDED]}
-
-    def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
-        """Stores new directions."""
-        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
-        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
-
-    def _known(self, texts: Mapping[bytes, str], *, is_all: bool) -> dict[bytes, NDArray[np.float32]]:
-        """Returns the directions of these texts, and drops those of texts that no unit has any more."""
-        stored = self._held.reveal()
-        rows = {name: stored.get(name) for name in texts}
-        known = {name: row for name, row in rows.items() if row is not None}
-        if is_all:
-            self._held = Hidden(dict(known))
-        return known
 
     def _compared(
         self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
@@ -171,11 +136,6 @@ class SimilarTexts:
             "similarity_threshold": self.threshold,
             "documents_per_row": self.most,
         }
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            "SimilarTexts hold private directions: they cannot be copied, pickled or sent elsewhere."
-        )
 
     def __repr__(self) -> str:
         return f"SimilarTexts({self.embeddings.name!r}, threshold={self.threshold}, most={self.most})"
