@@ -53,7 +53,7 @@ class TaskWording:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
         for name in ("example_prompt", "prefix", "suffix"):
-            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", _pieces(name, getattr(self, name)))
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", template_pieces(name, getattr(self, name)))
         object.__setattr__(self, "_variables", tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix)))))
         used = _names(self._example)
         if not used or (unknown := sorted(set(used) - set(self.fields))):
@@ -102,11 +102,11 @@ class TaskWording:
     def renderer(self, queries: Sequence[Query]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
         """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
         named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
-        ends = [(_filled(self._prefix, values), _filled(self._suffix, values)) for values in named]
+        ends = [(fill_template(self._prefix, values), fill_template(self._suffix, values)) for values in named]
         around = [([prefix] if prefix else [], suffix) for prefix, suffix in ends]
 
         def render(records: Sequence[Record]) -> tuple[str, ...]:
-            examples = [_filled(self._example, record, self.shown) for record in records]
+            examples = [fill_template(self._example, record, self.shown) for record in records]
             return tuple([self.separator.join([*before, *examples, suffix]) for before, suffix in around])
 
         return render
@@ -135,7 +135,8 @@ def template_text(name: str, template: Any) -> str:
     return text
 
 
-def _pieces(name: str, template: Any) -> Pieces:
+def template_pieces(name: str, template: Any) -> Pieces:
+    """Returns a parsed f-string template; refuses anything but plain `{field}` names."""
     try:
         parsed = list(Formatter().parse(template))
     except (ValueError, TypeError):
@@ -153,7 +154,9 @@ def _names(pieces: Pieces) -> tuple[str, ...]:
     return tuple(name for _, name in pieces if name is not None)
 
 
-def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None) -> str:
+def fill_template(
+    pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None
+) -> str:
     """Fills a template; values are never parsed as templates."""
     out = ""
     for literal, name in pieces:
