@@ -70,9 +70,7 @@ class Reply:
     """
 
     answer: Hidden[Answer] | None = field(default=None, repr=False)
-    fault: Literal["busy", "unreadable", "loop", "content", "unsilent", "refused"] | None = field(
-        default=None, repr=False
-    )
+    fault: Fault | None = field(default=None, repr=False)
     retry_after: float | None = field(default=None, repr=False)
     detail: str = ""
 

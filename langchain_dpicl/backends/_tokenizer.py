@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -164,7 +165,7 @@ def _spells_like_transformers(tokenizer: Any, read: Callable[[str], bytes | None
 def _byte_level(token: str) -> bytes | None:
     """Reads a token as GPT-2's descendants write it: one printable character per byte."""
     try:
-        return bytes(_BYTES[character] for character in token)
+        return bytes(map(byte_alphabet().__getitem__, token))
     except KeyError:
         return None
 
@@ -175,11 +176,9 @@ def _piece(token: str) -> bytes | None:
     return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
     """Returns the byte behind each printable character: most stand for themselves, the others are shifted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}
-
-
-_BYTES = _byte_alphabet()

@@ -13,7 +13,7 @@ from langchain_dpicl.backends.base import Rows, TextBackend
 from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.keywords import Keywords
-from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
 from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.walk import Ask
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
@@ -180,8 +180,7 @@ class _AskAnswers:
 
     def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
         """Returns one row per text, or None for any other result."""
-        fits = isinstance(rows, np.ndarray) and rows.shape == (count, self.reader.width) and rows.dtype.kind == "f"
-        return list(rows) if fits else None
+        return list(rows) if fits(rows, count, self.reader.width) else None
 
     def _boxed(self, answers: Sequence[Box | None], rows: Sequence[Any]) -> Boxed:
         out = self._zeros()

@@ -22,7 +22,9 @@ from langchain_dpicl.backends.hf.loading import Facts
 # and values, and on a CPU takes some rows at a time, so that intermediate results stay in cache.
 # - `LeftBatch`, for models that need adjacent tokens (narrow sliding windows, recurrent layers) or make their own
 # masks. Its first column is always padding: without any, models take a short cut that depends on other rows' lengths.
-_KEEPS = ("logits_to_keep", "num_logits_to_keep")
+KEEPS = ("logits_to_keep", "num_logits_to_keep")
+"""Names of the forward's argument for how many last positions get logits, by version of transformers."""
+
 _AT_ONCE = 2560
 """Tokens that a CPU reads at once, rounded to whole rows."""
 
@@ -92,7 +94,7 @@ class Body:
         self.filler = filler
         self.config = model.config.get_text_config(decoder=True)
         self.takes_positions = "position_ids" in facts.takes
-        self._keep = next((name for name in _KEEPS if name in facts.takes), None)
+        self._keep = next((name for name in KEEPS if name in facts.takes), None)
         self._begun: dict[tuple[int, ...], list[caches.Pair]] = {}
 
     @property
@@ -166,7 +168,7 @@ class RightBatch:
         """Reads the rows: all but each row's last token at once, the last tokens as a step."""
         shape, device = self._shape, self._body.device
         begun, width = len(shape.shared), shape.length - len(shape.shared)
-        ids, lengths = _padded(rows, width, self._body.filler)
+        ids, lengths = padded(rows, width, self._body.filler)
         last = torch.from_numpy(ids[np.arange(len(rows)), lengths - 1]).to(device)
         ends = torch.from_numpy(lengths).to(device)[:, None] - 1
         if width > 1:
@@ -199,7 +201,7 @@ class RightBatch:
         self._reserve(count)
         end = self._used + count
         mask = self._mask[..., :end].repeat(1, 1, count, 1)
-        mask[..., self._used :].masked_fill_(_ahead(count, device), self._body.lowest)
+        mask[..., self._used :].masked_fill_(ahead(count, device), self._body.lowest)
         raw = self._body.forward(
             torch.tensor(tokens, device=device).expand(self._shape.size, -1),
             self._cache,
@@ -230,7 +232,7 @@ class RightBatch:
         """Returns a mask for all rows: the shared beginning and earlier tokens are visible."""
         begun, device = len(self._shape.shared), self._body.device
         mask = torch.zeros((1, 1, count, begun + count), dtype=self._mask.dtype, device=device)
-        mask[..., begun:].masked_fill_(_ahead(count, device), self._body.lowest)
+        mask[..., begun:].masked_fill_(ahead(count, device), self._body.lowest)
         return mask
 
     def _reserve(self, count: int) -> None:
@@ -254,7 +256,7 @@ class LeftBatch:
         """Reads the rows."""
         shape, device = self._shape, self._body.device
         whole = [[*shape.shared, *row] for row in rows]
-        ids, lengths = _padded([row[::-1] for row in whole], shape.length + 1, self._body.filler)
+        ids, lengths = padded([row[::-1] for row in whole], shape.length + 1, self._body.filler)
         real = np.arange(shape.length + 1)[None] < lengths[:, None]
         self._mask = torch.from_numpy(np.ascontiguousarray(real[:, ::-1])).to(device).to(torch.int64)
         places = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)
@@ -301,7 +303,7 @@ def _parts(size: int, length: int) -> list[slice]:
     return [slice(start := min(place, size - rows), start + rows) for place in range(0, size, rows)]
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:
+def padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:
     """Returns int64[rows, width], and each row's length."""
     ids = np.full((len(rows), width), filler, np.int64)
     for place, row in enumerate(rows):
@@ -309,7 +311,7 @@ def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any
     return ids, np.array([len(row) for row in rows], np.int64)
 
 
-def _ahead(count: int, device: torch.device) -> torch.Tensor:
+def ahead(count: int, device: torch.device) -> torch.Tensor:
     """Returns bool[count, count]: the positions after each position."""
     return torch.ones((count, count), dtype=torch.bool, device=device).triu_(1)
 

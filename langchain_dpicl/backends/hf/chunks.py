@@ -50,11 +50,6 @@ class PrivateRows:
     shape: Shape
     has_public: bool
 
-    @property
-    def num_private(self) -> int:
-        """Number of rows without the public one."""
-        return len(self.rows) - self.has_public
-
     def wanted(self, row_batch: int) -> int:
         """Returns how many rows should run together; public."""
         return len(self.rows) if self.kind == "slots" else row_batch

@@ -16,7 +16,7 @@ import torch
 from langchain_dpicl.backends.hf import cache as caches
 from langchain_dpicl.backends.hf.batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
 from langchain_dpicl.backends.hf.heads import Kind, Told, keeps_apart
-from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, probabilities
+from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, distance, probabilities, tolerance
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 
 # A row of a matrix product may change its bits with the other rows, or with its place. So each shape is tested at its
@@ -36,8 +36,6 @@ class Holder(Protocol):
 
 
 _PROBE = 12
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in a model of many layers
 
 
 class Engine:
@@ -150,7 +148,7 @@ class Engine:
     def _pads(self, layout: type[LeftBatch | RightBatch], *, shared: int) -> bool:
         """Whether a public prompt gets the same answers as without padding, token by token and in one block."""
         ids, tail = self._probe(0, _PROBE), self._probe(1, 3)
-        close = _CLOSE.get(self.body.model.dtype, _CLOSE_LOW)
+        close, settle = tolerance(self.body.model.dtype), self.reader.settle
         try:
             batch = layout(
                 self.body, Shape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
@@ -166,17 +164,12 @@ class Engine:
             return False
         unpadded = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
         pairs = zip(padded, [*unpadded, unpadded[-1]], strict=True)
-        return all(self._distance(left, right) <= close for left, right in pairs)
+        return all(distance(settle(left), settle(right)) <= close for left, right in pairs)
 
     def _unpadded(self, ids: list[int]) -> torch.Tensor:
         answer = self.body.model(input_ids=torch.tensor([ids], device=self.body.device), use_cache=False)
         logits: torch.Tensor = answer.logits
         return logits[:, -1]
-
-    def _distance(self, left: torch.Tensor, right: torch.Tensor) -> float:
-        """Returns the total variation between two answers; 1 if one has no numbers."""
-        shares = [self.reader.settle(raw).softmax(dim=1) for raw in (left, right)]
-        return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))
 
     def _probe(self, number: int, length: int) -> list[int]:
         """Returns public ids from all over the vocabulary."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from langchain_dpicl.backends._tokenizer import byte_alphabet
 from langchain_dpicl.exceptions import ConfigurationError
 
 # Encoded text is always plain text: special tokens in it are broken up, so that no record can end its message or
@@ -168,17 +169,8 @@ def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _flat(inner)
 
 
-@functools.cache
-def _byte_letters() -> dict[str, int]:
-    """Returns the byte of each letter of byte-level tokenizers: printable bytes stand for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
 def _spelled_by_byte(name: str) -> bytes:
-    letters = _byte_letters()
+    letters = byte_alphabet()
     return bytes(letters[letter] for letter in name) if all(map(letters.__contains__, name)) else name.encode()
 
 

@@ -23,7 +23,7 @@ from langchain_dpicl.backends.tuning.micro import MicroBatches, Read, frozen
 from langchain_dpicl.backends.tuning.probes import check_model
 from langchain_dpicl.backends.tuning.prompted import METHODS, Method, PromptedModel
 from langchain_dpicl.backends.tuning.reading import TaskReader
-from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.backends.tuning.tasks import PromptTask, check_count
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 __all__ = ["PromptEngine"]
@@ -86,13 +86,10 @@ class PromptEngine:
     ) -> None:
         if method not in METHODS:
             raise ConfigurationError(f"method: expected one of {list(METHODS)}, found {method!r}")
-        counts = {
-            "num_virtual_tokens": num_virtual_tokens,
-            "micro_batch": micro_batch,
-            "reparameterize": reparameterize,
-        }
-        for option, value in counts.items():
-            _check_count(option, value, may_miss=option == "reparameterize")
+        check_count("num_virtual_tokens", num_virtual_tokens)
+        check_count("micro_batch", micro_batch)
+        if reparameterize is not None:
+            check_count("reparameterize", reparameterize)
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
         model, tokenizer = loading.load(model, tokenizer, device=device, dtype=dtype, kind=task.kind)
@@ -322,10 +319,3 @@ def _chunks(groups: Sequence[Sequence[TrainingExample]], size: int) -> Iterator[
                 chunk = []
     if chunk:
         yield chunk
-
-
-def _check_count(option: str, value: Any, *, may_miss: bool) -> None:
-    if may_miss and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{option}: expected a whole number >= 1, found {value!r}")

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
+from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.tuning.prompted import PROBE, PromptedModel, Rows, stacked
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 
 _PADDING = 5
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in a model of many layers
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
@@ -58,14 +57,14 @@ def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
         return f"with {form}; take a model of that kind, and labels in the order of its head"
     if not bool(logits.isfinite().all()):
         return "whose logits are no numbers: weights are missing or NaN, or the dtype is too narrow; load it again"
-    close = _CLOSE.get(prompted.model.dtype, _CLOSE_LOW)
+    close = tolerance(prompted.model.dtype)
     padded = prompted.forward(prompted.written(first)[None], _rows(prompted, ids, PROBE + _PADDING))
-    if not _distance(logits, padded) <= close:
+    if not distance(logits, padded) <= close:
         return "which answers otherwise when a row is padded; take another model, or attn_implementation='sdpa'"
     if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])
-    if plain is not None and not _distance(logits, plain) <= close:
+    if plain is not None and not distance(logits, plain) <= close:
         return f"which reads it otherwise than the same tokens as text; take another model, or {_other(prompted)}"
     return ""
 
@@ -89,9 +88,3 @@ def _plain(prompted: PromptedModel, ids: list[int]) -> torch.Tensor | None:
     if prompted.kind == "sequence_classification":
         return logits[:, None]
     return logits[:, -1:] if prompted.is_causal else logits[:, len(ids) - PROBE + PROBE // 2][:, None]
-
-
-def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Returns the total variation between two answers; 1 if one has no numbers."""
-    shares = [raw.float().softmax(dim=-1) for raw in (left, right)]
-    return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))

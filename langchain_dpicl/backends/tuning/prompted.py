@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf.batches import KEEPS
 from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import CapabilityError
@@ -25,8 +26,6 @@ Method: TypeAlias = Literal["soft_prompt", "prefix"]
 METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
 PROBE = 7
 """Tokens of the public rows that a model is tested with."""
-
-_KEEPS = ("logits_to_keep", "num_logits_to_keep")
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -74,7 +73,7 @@ class PromptedModel:
                 f"expected an encoder for {kind!r}, found {type(model).__name__}, which has a decoder too; take a "
                 "model such as BERT or RoBERTa, or a causal model with label words"
             )
-        self._keep = next((name for name in _KEEPS if name in self.facts.takes), None)
+        self._keep = next((name for name in KEEPS if name in self.facts.takes), None)
         with torch.no_grad():
             self.offset = self._found_offset()
             self._shape = self._cache_shape() if method == "prefix" else None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape
+from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape, ahead, padded
 from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -111,21 +111,17 @@ class PromptedBatch(RightBatch):
         """Reads the rows behind their prompts: all but each row's last token at once, the last ones as a step."""
         begun, counts = self._take(self._begin())
         device, width = self._body.device, self._shape.length
-        ids = np.full((len(rows), width), self._body.filler, np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = row
-        padded = torch.from_numpy(ids).to(device)
-        ends = torch.tensor([[len(row) - 1] for row in rows], device=device)
+        ids, lengths = (torch.from_numpy(array).to(device) for array in padded(rows, width, self._body.filler))
+        ends = lengths[:, None] - 1
         if width > 1:
             places = torch.arange(width - 1, device=device)[None]
-            ahead = torch.ones((width - 1, width - 1), dtype=torch.bool, device=device).triu_(1)
             mask = self._mask[..., : begun + width - 1].repeat(1, 1, width - 1, 1)
-            mask[..., begun:].masked_fill_(ahead, self._body.lowest)
-            self._body.forward(padded[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
+            mask[..., begun:].masked_fill_(ahead(width - 1, device), self._body.lowest)
+            self._body.forward(ids[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
             self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(places >= ends, self._body.lowest)
         self._used = begun + width - 1
         self._positions = counts + ends
-        return self.step(padded.gather(1, ends)[:, 0])
+        return self.step(ids.gather(1, ends)[:, 0])
 
     def _take(self, beginnings: Sequence[Beginning]) -> tuple[int, torch.Tensor]:
         """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] all lengths."""

@@ -62,7 +62,7 @@ class PromptTask:
         for name in ("labels", "words"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("max_input_tokens", "max_target_tokens"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         self._check_template()
         self._check_labels()
 
@@ -158,7 +158,8 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
+    """Refuses anything but a whole number >= 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _fault(name, "a whole number >= 1", value)
 
