@@ -1,4 +1,4 @@
-"""How an engine scores labels after PUBLIC prompts. Knows no template, no calibration and no private record."""
+"""Scores fixed continuations of public prompts with whatever an engine offers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class LabelScorer(Protocol):
 
     @property
     def kind(self) -> str:
-        """What is read, for reports."""
+        """How labels are scored, for reports."""
 
     def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
-        """Returns one row per prompt; a call that failed is raised, or with `keep_errors` stands in its row's place."""
+        """Returns one row per prompt; a failed call raises or, with `keep_errors`, stands as its error in the list."""
 
     async def ascore(
         self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
     ) -> list[Row | ModelCallError]:
-        """Is `score`, awaitable."""
+        """Async twin of `score`."""
 
 
 class _WholeLabels:
@@ -60,15 +60,15 @@ class _WholeLabels:
         return self._checked(await self._engine.ascore_choices(prompts, self._continuations), len(prompts))
 
     def _checked(self, rows: object, count: int) -> list[Row | ModelCallError]:
-        found = np.asarray(rows, dtype=np.float64)
+        scores = np.asarray(rows, dtype=np.float64)
         expected = (count, len(self._continuations))
-        if found.shape != expected:
-            raise ModelCallError(f"score: expected shape {expected}, found {found.shape}.")
-        return list(found)
+        if scores.shape != expected:
+            raise ModelCallError(f"score: expected shape {expected}, found {scores.shape}.")
+        return list(scores)
 
 
 class _OneByOne(ABC):
-    """Scores each prompt by a call of its own, `limit` at a time."""
+    """Scores each prompt by a separate call, at most `limit` at a time."""
 
     def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
         def row(prompt: str) -> Row | ModelCallError:
@@ -111,7 +111,7 @@ class _OneByOne(ABC):
 
 
 class _PublicChoices(_OneByOne):
-    """Asks an engine that tells a failed call from an answer without a label."""
+    """Uses an engine that distinguishes a failed call from an answer without a label."""
 
     def __init__(self, engine: PublicChoiceBackend, continuations: tuple[str, ...]) -> None:
         engine.score_choices([], continuations)  # makes no call, but refuses labels that it cannot tell apart
@@ -130,7 +130,7 @@ class _PublicChoices(_OneByOne):
 
 
 class _FirstTokens(_OneByOne):
-    """Reads each label's first token off the top tokens: a reported token counts for the one label it begins."""
+    """Scores each label by the top tokens that begin this label and no other."""
 
     kind = "first tokens"
 
@@ -177,11 +177,7 @@ class _FirstTokens(_OneByOne):
 
 
 def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[str, ...]) -> LabelScorer:
-    """Returns the best scorer of fixed continuations that the engine allows; at most `limit` calls run at once.
-
-    Raises:
-      ConfigurationError: the engine could not tell the continuations apart.
-    """
+    """Returns the best scorer that the engine allows."""
     if isinstance(engine, PublicChoiceBackend):
         return _PublicChoices(engine, continuations)
     if isinstance(engine, ChoiceBackend):
@@ -190,14 +186,10 @@ def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[
 
 
 def settled(
-    found: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
+    rows: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
 ) -> list[Row | ModelCallError]:
-    """Returns the rows, with a vote for `otherwise`, or an error, in the place of those that name no label.
-
-    Raises:
-      ModelCallError: the first error, unless `keep_errors`.
-    """
-    outcomes = [row if _names_a_label(row) else _unnamed(labels, otherwise) for row in found]
+    """Replaces rows that name no label by a vote for `otherwise` or an error; raises errors unless `keep_errors`."""
+    outcomes = [row if _names_a_label(row) else _unnamed(labels, otherwise) for row in rows]
     for outcome in outcomes:
         if isinstance(outcome, ModelCallError) and not keep_errors:
             raise outcome
@@ -211,8 +203,8 @@ def _names_a_label(row: Row | ModelCallError) -> bool:
 def _unnamed(labels: tuple[str, ...], otherwise: str | None) -> Row | ModelCallError:
     if otherwise is None:
         return ModelCallError(
-            f"the answer to a public prompt names none of the labels {labels!r}, or the engine failed to answer. Ask "
-            "for a label in the prompt, or say with otherwise= what such an answer counts for."
+            f"the answer to a public prompt names none of the labels {labels!r}, or the engine failed. Ask "
+            "for a label in the prompt, or pass otherwise= to say what such an answer counts as."
         )
     return np.where(np.arange(len(labels)) == labels.index(otherwise), 0.0, -np.inf)
 

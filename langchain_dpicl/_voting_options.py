@@ -1,4 +1,4 @@
-"""Checks and defaults of the public options of answers to queries. Reads no record and spends nothing."""
+"""Checks the public options of query answering and fills in their defaults."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ class VotingTask:
         content_free: Sequence[str],
         **wording: Any,
     ) -> VotingTask:
-        """Checks the options and fills in defaults; `wording` is what `wording_of` takes.
-
-        Raises:
-          ConfigurationError: an option is out of range.
-        """
+        """Checks the options and fills in defaults; `wording` holds the keyword arguments of `wording_of`."""
         answers = labels_of(private, labels)
         texts = texts_of(answers, verbalizers)
         words = wording_of(private, texts=texts, **wording)
@@ -72,7 +68,7 @@ class VotingTask:
         return cls(answers, texts, words, votes, inputs)
 
     def queries(self, query: Query) -> list[Query]:
-        """Returns what each row is asked: the query, and the same without content where rows are calibrated."""
+        """Returns the query and, where rows are calibrated, its content-free versions."""
         return [query, *(self.wording.with_content(query, text) for text in self.content_free)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +83,7 @@ class VotingTask:
 
 
 def labels_of(private: PrivateExamples, labels: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the labels an answer can have: those given, or the declared ones."""
+    """Returns the labels that an answer can have: `labels`, or the declared ones."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
     if labels is None and private.labels is None:
@@ -98,12 +94,12 @@ def labels_of(private: PrivateExamples, labels: Sequence[str] | None) -> tuple[s
 def texts_of(
     labels: tuple[str, ...], verbalizers: Mapping[str, str | Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns what stands for each label, in the order of the labels."""
+    """Returns the texts that stand for each label, in the order of the labels."""
     if verbalizers is None:
         return {label: (f" {label}",) for label in labels}
     if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
-        found = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
-        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", found)
+        shown = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
+        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", shown)
     listed = {label: verbalizers[label] for label in labels}
     return {
         label: distinct_texts("verbalizers", [texts] if isinstance(texts, str) else texts, least=1)
@@ -120,7 +116,7 @@ def wording_of(
     separator: str,
     texts: Mapping[str, tuple[str, ...]] | None = None,
 ) -> TaskWording:
-    """Returns the wording of prompts; by default text and label on a line each, labels as their first text."""
+    """Returns the few-shot template; by default text and label on one line each, labels shown as their first text."""
     text_key, label_key = private.text_key, private.label_key
     if (example_prompt is None or suffix is None) and label_key is None:
         raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
@@ -138,7 +134,7 @@ def wording_of(
 
 
 def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
-    """Returns the mechanism's name: Gumbel noise unless scores leave."""
+    """Returns the mechanism's name; Gumbel noise unless scores are released."""
     chosen = ("gaussian" if with_scores else "gumbel") if mechanism is None else mechanism
     check_choice("mechanism", chosen, MECHANISMS)
     if with_scores and chosen != "gaussian":
@@ -147,7 +143,7 @@ def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
 
 
 def check_flags(*, name: object, progress: object, max_query_chars: object = None, **flags: object) -> None:
-    """Refuses what is no flag, no name or no cap before anything is declared."""
+    """Refuses wrong flags, names and limits before anything is declared."""
     if max_query_chars is not None:
         check_int("max_query_chars", max_query_chars, low=1)
     for flag, value in {**flags, "progress": False if progress is None else progress}.items():
@@ -158,7 +154,7 @@ def check_flags(*, name: object, progress: object, max_query_chars: object = Non
 
 
 def check_abstention(labels: tuple[str, ...], below: float | None, answer: str) -> None:
-    """Refuses a share of votes that is none, and a text for abstaining that is a label."""
+    """Refuses a threshold outside (0, 1], and an abstention text that is also a label."""
     if below is not None:
         check_real("abstain_below", below, low=0.0, high=1.0, low_open=True)
     if not isinstance(answer, str) or not answer or answer in labels:
@@ -174,7 +170,7 @@ def design_of(
     sampling: str,
     overfill: float | None,
 ) -> RowDesign | None:
-    """Returns the shape of rows that was asked for; None: the planner chooses."""
+    """Returns the requested shape of rows; None lets the planner choose."""
     if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
         return None
     return RowDesign.choose(
@@ -190,7 +186,7 @@ def design_of(
 def reader_of(
     llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int, other: bool = False
 ) -> tuple[VotingTask, LabelRows, dict[str, str]]:
-    """Returns the task as it will run, what reads labels off the model, and what reports say of it.
+    """Returns the task as it will run, the source of label rows, and what reports say about the model.
 
     Args:
       llm: the model.
@@ -207,6 +203,7 @@ def reader_of(
     engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
     texts = list(task.texts.values())
     scorer = LabelRows(engine, texts, calibrate=False, other=other)
+    # A chat model answers in a message of its own: its content-free rows say little about its bias.
     goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
     if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
         scorer = LabelRows(engine, texts, calibrate=True)
@@ -221,13 +218,9 @@ def packed_votes(outcome: VoteOutcome) -> list[Any]:
     return [None if place is None else int(place), votes]
 
 
-def unpacked_votes(kept: Any, *, width: int) -> VoteOutcome:
-    """Returns an outcome as it was kept, among so many labels.
-
-    Raises:
-      ValueError, TypeError: it is none.
-    """
-    place, votes = kept
+def unpacked_votes(stored: Any, *, width: int) -> VoteOutcome:
+    """Returns an outcome from its JSON values; ValueError or TypeError for anything else."""
+    place, votes = stored
     if not (place is None or (type(place) is int and 0 <= place < width)):
         raise ValueError("no label")
     if votes is None:

@@ -1,7 +1,4 @@
-"""How a row's records and a public query become one prompt. Private text passes through `render` and is not kept.
-
-Knows no model, no label scores and no budget. A query is public: whoever asks may be told what was asked.
-"""
+"""Turns a row's records and a public query into one prompt."""
 
 from __future__ import annotations
 
@@ -56,13 +53,13 @@ class TaskWording:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
         for name in ("example_prompt", "prefix", "suffix"):
-            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", _pieces(name, getattr(self, name)))
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", template_pieces(name, getattr(self, name)))
         object.__setattr__(self, "_variables", tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix)))))
         used = _names(self._example)
         if not used or (unknown := sorted(set(used) - set(self.fields))):
-            found = unknown if used else self.example_prompt
+            wrong = unknown if used else self.example_prompt
             advice = "Declare further fields with PrivateExamples(fields=...)."
-            raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", found, advice)
+            raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)
         if not self.input_variables:
             raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)
 
@@ -76,33 +73,25 @@ class TaskWording:
         """The fields that an example shows, in the order in which they appear."""
         return tuple(dict.fromkeys(_names(self._example)))
 
-    def query(self, given: Any) -> Query:
-        """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of such.
+    def query(self, value: Any) -> Query:
+        """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of these.
 
-        Lists, such as retrieved documents, are joined by blank lines. They are part of the query: public. Of several
-        chat messages the roles are written as well; of one alone they are not.
-
-        Raises:
-          ConfigurationError: a variable is missing, or the input is of another type.
+        Lists, such as retrieved documents, are joined by blank lines. Roles are written if there are several messages.
         """
         names = self.input_variables
-        if not isinstance(given, Mapping):
+        if not isinstance(value, Mapping):
             if len(names) > 1:
-                raise fail("input", f"a dict with {list(names)}", type(given).__name__)
-            if isinstance(given, Sequence) and not given and not isinstance(given, str):
-                raise fail("input", "text", given)
-            return (public_text("input", given),)
-        missing = [name for name in names if name not in given]
+                raise fail("input", f"a dict with {list(names)}", type(value).__name__)
+            if isinstance(value, Sequence) and not value and not isinstance(value, str):
+                raise fail("input", "text", value)
+            return (public_text("input", value),)
+        missing = [name for name in names if name not in value]
         if missing:
             raise fail("input", f"a dict with {list(names)}", f"{missing} missing")
-        return tuple(public_text(f"input[{name!r}]", given[name]) for name in names)
+        return tuple(public_text(f"input[{name!r}]", value[name]) for name in names)
 
     def with_content(self, query: Query, text: str) -> Query:
-        """Returns the query with `text` in place of its content: of its one variable, or of `input`.
-
-        Raises:
-          ConfigurationError: several variables, none of which is called `input`.
-        """
+        """Returns the query with `text` as its only variable or, of several, as the one called `input`."""
         names = self.input_variables
         if len(names) == 1:
             return (text,)
@@ -113,11 +102,11 @@ class TaskWording:
     def renderer(self, queries: Sequence[Query]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
         """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
         named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
-        ends = [(_filled(self._prefix, values), _filled(self._suffix, values)) for values in named]
+        ends = [(fill_template(self._prefix, values), fill_template(self._suffix, values)) for values in named]
         around = [([prefix] if prefix else [], suffix) for prefix, suffix in ends]
 
         def render(records: Sequence[Record]) -> tuple[str, ...]:
-            examples = [_filled(self._example, record, self.shown) for record in records]
+            examples = [fill_template(self._example, record, self.shown) for record in records]
             return tuple([self.separator.join([*before, *examples, suffix]) for before, suffix in around])
 
         return render
@@ -133,11 +122,7 @@ class TaskWording:
 
 
 def template_text(name: str, template: Any) -> str:
-    """Returns the text of an f-string template: a str or a `PromptTemplate` without partial variables.
-
-    Raises:
-      ConfigurationError: another type or template format.
-    """
+    """Returns the text of an f-string template: a str, or a `PromptTemplate` without partial variables."""
     if isinstance(template, str):
         return template
     text = getattr(template, "template", None)
@@ -150,25 +135,29 @@ def template_text(name: str, template: Any) -> str:
     return text
 
 
-def _pieces(name: str, template: Any) -> Pieces:
+def template_pieces(name: str, template: Any) -> Pieces:
+    """Returns a parsed f-string template; refuses anything but plain `{field}` names."""
     try:
         parsed = list(Formatter().parse(template))
     except (ValueError, TypeError):
         parsed = None
     plain = parsed is not None and not any(
-        found is not None and (not found.isidentifier() or spec or conversion) for _, found, spec, conversion in parsed
+        name_of is not None and (not name_of.isidentifier() or spec or conversion)
+        for _, name_of, spec, conversion in parsed
     )
     if parsed is None or not plain:
         raise ConfigurationError(f"{name}: expected plain {{field}} names in an f-string template, found {template!r}.")
-    return tuple((literal, found) for literal, found, _, _ in parsed)
+    return tuple((literal, name_of) for literal, name_of, _, _ in parsed)
 
 
 def _names(pieces: Pieces) -> tuple[str, ...]:
     return tuple(name for _, name in pieces if name is not None)
 
 
-def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None) -> str:
-    """Fills a template byte for byte; values are never formatted again."""
+def fill_template(
+    pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None
+) -> str:
+    """Fills a template; values are never parsed as templates."""
     out = ""
     for literal, name in pieces:
         out += literal
@@ -179,26 +168,22 @@ def _filled(pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mappi
 
 
 def public_text(name: str, value: Any) -> str:
-    """Returns the text of a public value: text, a number, one of LangChain's carriers of text, or a list of those.
-
-    Raises:
-      ConfigurationError: it is none of them.
-    """
+    """Returns the text of a public value: text, a number, a LangChain text object, or a list of these."""
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, Sequence) and all(isinstance(item, _TEXTS) for item in value):
         return "\n\n".join(public_text(name, item) for item in value)
-    found = _content(value)
-    if found is None:
-        expected = "text, a message, a prompt value, a document, or a list of such"
+    text = _content(value)
+    if text is None:
+        expected = "text, a message, a prompt value, a document, or a list of these"
         raise fail(name, expected, type(value).__name__)
-    return found
+    return text
 
 
 def _content(value: Any) -> str | None:
-    """Returns the text of LangChain's own carriers of text."""
+    """Returns the text of a LangChain message, prompt value or document; None for anything else."""
     if isinstance(value, ChatPromptValue) and len(value.messages) == 1:
         return str(value.messages[0].text)
     if isinstance(value, PromptValue):

@@ -1,8 +1,4 @@
-"""Baselines to compare with: instruction-only (epsilon 0), and three that protect nothing (epsilon infinity).
-
-The unprotected ones take only examples that no ledger protects, say so in their names, and make the examples
-unfit for a ledger afterwards. Knows no budget.
-"""
+"""Baselines for comparison: instruction only (epsilon 0), and three without privacy (epsilon infinity)."""
 
 from __future__ import annotations
 
@@ -308,10 +304,10 @@ def label_votes_without_privacy(
     totals = [
         drive(
             release_once_without_privacy(
-                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(given), width=len(task.labels)
+                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(asked_query), width=len(task.labels)
             )
         )
-        for given in asked
+        for asked_query in asked
     ]
     public = {"baseline": "votes without noise", **task.to_dict(), **reads}
     sampling = {"sampler": plan.sampler.to_dict(), "aggregation": plan.aggregation.to_dict()}

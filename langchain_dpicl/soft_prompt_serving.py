@@ -308,7 +308,7 @@ class _Room:
         def anew() -> PromptedBatch:
             return PromptedBatch(self._engine.body, lambda: self._shelf.take(names), shape)
 
-        return completion.grown(self._engine, anew, rows, drawn, left=remaining)
+        return completion.grown(self._engine, anew, rows, drawn, remaining=remaining)
 
 
 def named_prompts(prompts: SoftPrompt | Mapping[str, SoftPrompt]) -> Mapping[str, SoftPrompt]:

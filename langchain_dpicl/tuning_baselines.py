@@ -1,7 +1,4 @@
-"""A baseline to compare with: the same prompt trained WITHOUT PRIVACY, on records of its own. Epsilon is infinite.
-
-Takes no `PrivateExamples` and no budget: what is trained here is protected by nothing, and its report says so.
-"""
+"""Trains a soft prompt WITHOUT PRIVACY, as a baseline for comparison (epsilon infinity)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The same walks as the curator's, with NO noise and no charge: only for examples that no ledger protects.
-
-The curator opens the pool, and refuses where the examples are bound. Knows no prompt wording and no LangChain.
-"""
+"""Runs releases WITHOUT noise and without charge, for examples that no ledger protects."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def release_once_without_privacy(
     render: Callable[[Sequence[Record]], T],
     width: int,
 ) -> Walk[NDArray[np.float64]]:
-    """Returns the sum itself, float64[d], with NO noise and no charge: only for examples that no ledger protects."""
+    """Returns the exact sum float64[d] of one sample; the pool is refused if a ledger protects it."""
     pool = pool_without_privacy(private, None)
     ask = guarded(lambda: rows(drawn(pool, plan)(render)))
     if ask is None:
@@ -53,7 +50,7 @@ def open_block_without_privacy(
     render: Render,
     prefix: Sequence[Token] = (),
 ) -> Iterator[Block]:
-    """Opens the same block with NO noise and no charge: only for examples that no ledger protects."""
+    """Opens a token block that releases the exact argmax; the pool is refused if a ledger protects it."""
     pool = pool_without_privacy(private, label)
     block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
     block.release = argmax_index

@@ -1,12 +1,11 @@
-"""The public wording of generation prompts. Private text passes through `render` and is not kept."""
+"""Turns private records into a generation prompt that ends where the model continues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import Formatter
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.asking import Pieces, fill_template, template_pieces
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.release.curator import Render
 from langchain_dpicl.release.sample import Record
@@ -43,21 +42,13 @@ class GenerationWording:
         parts = self._parts()
         names = [name for _, name in parts if name is not None]
         if not parts or parts[-1][1] != self.text_key or names.count(self.text_key) != 1:
-            msg = (
-                f"generation_prompt: expected a template with {{{self.text_key}}} once, at its very end (the model "
-                f"continues there), found {self.template!r}."
-            )
-            raise ConfigurationError(msg)
-        unknown = sorted(set(names) - set(self.fields))
-        if unknown:
-            msg = (
-                f"generation_prompt: expected fields among {sorted(self.fields)}, found {unknown}. Declare them with "
-                "PrivateExamples(fields=...)."
-            )
-            raise ConfigurationError(msg)
+            expected = f"a template with {{{self.text_key}}} once, at its very end (the model continues there)"
+            raise fail("generation_prompt", expected, self.template)
+        if unknown := sorted(set(names) - set(self.fields)):
+            advice = "Declare them with PrivateExamples(fields=...)."
+            raise fail("generation_prompt", f"fields among {sorted(self.fields)}", unknown, advice)
         if self.label_key is not None and self.label_key not in names:
-            msg = f"generation_prompt: expected the label field {{{self.label_key}}}, found only {sorted(set(names))}."
-            raise ConfigurationError(msg)
+            raise fail("generation_prompt", f"the label field {{{self.label_key}}}", sorted(set(names)))
 
     @classmethod
     def default_template(cls, text_key: str, label_key: str | None) -> str:
@@ -71,8 +62,8 @@ class GenerationWording:
         return frozenset({self.text_key} | ({self.label_key} if self.label_key else set()))
 
     def record(self, record: Record) -> str:
-        """Returns one record byte for byte in its template; values are never formatted again."""
-        return "".join(literal + ("" if name is None else record.get(name, "")) for literal, name in self._parts())
+        """Returns one record in its template; values are never parsed as templates."""
+        return fill_template(self._parts(), record)
 
     def stub(self, upto: str, values: Mapping[str, str]) -> str:
         """Returns the template up to (not including) field `upto`, other fields filled from public `values`."""
@@ -88,24 +79,13 @@ class GenerationWording:
         """Returns the function from a row's records to its prompt; it says with which public text all prompts start."""
         return _Prompts(self, self.stub(upto, values))
 
-    def _parts(self) -> list[tuple[str, str | None]]:
-        try:
-            parsed = list(Formatter().parse(self.template))
-        except ValueError:
-            parsed = []
-        if any(
-            name is not None and (not name.isidentifier() or spec or conversion) for _, name, spec, conversion in parsed
-        ):
-            parsed = []
-        if not parsed:
-            msg = f"generation_prompt: expected plain {{field}} names in an f-string template, found {self.template!r}."
-            raise ConfigurationError(msg)
-        return [(literal, name) for literal, name, _, _ in parsed]
+    def _parts(self) -> Pieces:
+        return template_pieces("generation_prompt", self.template)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """The prompts of one field: the public part of them."""
+    """Renders the prompts of one field; holds public text only."""
 
     wording: GenerationWording
     stub: str

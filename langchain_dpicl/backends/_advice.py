@@ -1,9 +1,4 @@
-"""What to do where a public call fails or brings no log-probabilities: public facts, in one table. Makes no call.
-
-A row applies when each pattern it has matches: the class of the model, its public name, what the server or client said.
-The first row that applies is the advice; none is needed for an error, they only make it useful. The rows of `ACCOUNT`
-and `ADDRESS` hold for any engine, whatever it asked for.
-"""
+"""Holds the table of advice for public calls that fail or return no log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,13 +16,13 @@ VOTES = "As text alone it can still vote on labels: hand it to TextVoteBackend."
 
 @dataclass(frozen=True)
 class Fact:
-    """One row of the table.
+    """One row of the table; it applies where every pattern that it has matches, and the first row that applies is used.
 
     Attributes:
-      advice: what to do; sentences.
+      advice: what to do, in sentences.
       kind: pattern at the start of the class name.
       model: pattern at the start of the model name, after a "provider/" if there is one.
-      said: pattern anywhere in what the server or the client said of a rejected call.
+      said: pattern anywhere in the error message of a rejected call.
     """
 
     advice: str
@@ -35,12 +30,12 @@ class Fact:
     model: str = ""
     said: str = ""
 
-    def applies(self, kind: str, model: str, said: str) -> bool:
+    def applies(self, kind: str, model: str, detail: str) -> bool:
         """Whether every pattern of this row matches."""
         return bool(
             re.match(self.kind, kind)
             and re.match(f"(.*/)?({self.model})", model, re.IGNORECASE)
-            and re.search(self.said, said, re.IGNORECASE)
+            and re.search(self.said, detail, re.IGNORECASE)
         )
 
 
@@ -53,7 +48,7 @@ KEY = Fact(
     advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
 )
 ACCOUNT = (QUOTA, KEY)
-"""The account behind a key: nothing else needs to be said."""
+"""Faults of the account; no other advice applies then."""
 
 _BASE_URL = "check base_url (OpenAI's and that of most servers ends in /v1, Anthropic's must not)"
 ADDRESS = (
@@ -62,18 +57,18 @@ ADDRESS = (
         said=r"has no attribute 'model_dump'|JSONDecodeError|null value for 'choices'|Unexpected response type from"
         r"|TypeError: 'NoneType' object is not iterable",
         advice=(
-            "What came back is no answer of the API that the client speaks, for instance a web page: "
+            "The reply is not an answer of the API that the client expects, for instance a web page: "
             f"{_BASE_URL}, or take another server."
         ),
     ),
 )
-"""The address of the server."""
+"""Faults of the server's address."""
 
 ARGUMENT = Fact(
     said=r"unexpected keyword argument '(?!(logprobs|top_logprobs|max_tokens|temperature)')",
     advice="The client does not know that argument: remove it from bind(...) or from the model's model_kwargs.",
 )
-"""An argument that is none of ours."""
+"""An argument that this package does not set."""
 
 FACTS = (
     *ACCOUNT,
@@ -149,55 +144,50 @@ FACTS = (
 )
 
 
-def advice(kind: str, model: str, said: str = "") -> str:
+def advice(kind: str, model: str, detail: str = "") -> str:
     """Returns what to do about a model without log-probabilities.
-
-    Args:
-      kind: name of its class.
-      model: its public name.
-      said: why a public call was rejected; "": it was not, the answer has none.
 
     >>> advice("ChatOpenAI", "gpt-5.1")
     "OpenAI's gpt-5.1 and its successors report them only without reasoning: ChatOpenAI(..., reasoning_effort='none')."
     """
-    return _first(FACTS, kind, model, said)
+    return _first(FACTS, kind, model, detail)
 
 
-def whole_vocabulary(kind: str, model: str, said: str = "", *, asked: int) -> str:
-    """Is `advice` where the whole vocabulary was asked for, by so many tokens."""
-    if "HTTP 4" in said and not elsewhere(said):
+def whole_vocabulary(kind: str, model: str, detail: str = "", *, asked: int) -> str:
+    """Returns advice where the whole vocabulary was requested by asking for `asked` tokens."""
+    if "HTTP 4" in detail and not elsewhere(detail):
         return (
             "The whole vocabulary was asked for: vLLM reports it when it is started with --max-logprobs -1, llama.cpp "
             "for its size as full_vocabulary. Otherwise leave full_vocabulary out."
         )
-    if not said and asked == -1:
+    if not detail and asked == -1:
         return (
             "Not every server knows -1: llama.cpp takes the size of the vocabulary as full_vocabulary. Otherwise: "
             f"{advice(kind, model)}"
         )
-    return advice(kind, model, said)
+    return advice(kind, model, detail)
 
 
-def elsewhere(said: str) -> str:
-    """Returns what to do where the fault lies in the key, the account, the address or a bound argument; else "".
+def elsewhere(detail: str) -> str:
+    """Returns advice if the key, the account, the address or a bound argument is at fault; else "".
 
     >>> elsewhere("BadRequestError (HTTP 400): no logprobs here")
     ''
     """
-    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", said) if said else ""
+    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", detail) if detail else ""
 
 
-def also(said: str, own: str) -> str:
-    """Returns an engine's own advice after what `elsewhere` knows; one of the two where that says it all.
+def also(detail: str, own: str) -> str:
+    """Returns the advice of `elsewhere` followed by the engine's own; one of them where it is enough.
 
     >>> also("BadRequestError (HTTP 400): no", "Take another model.")
     'Take another model.'
     """
-    known = elsewhere(said)
-    if known and known == _first(ACCOUNT, "", "", said):
+    known = elsewhere(detail)
+    if known and known == _first(ACCOUNT, "", "", detail):
         return known
     return own if "base_url" in known and "base_url" in own else f"{known} {own}".lstrip()
 
 
-def _first(facts: Sequence[Fact], kind: str, model: str, said: str) -> str:
-    return next((fact.advice for fact in facts if fact.applies(kind, model, said)), "")
+def _first(facts: Sequence[Fact], kind: str, model: str, detail: str) -> str:
+    return next((fact.advice for fact in facts if fact.applies(kind, model, detail)), "")

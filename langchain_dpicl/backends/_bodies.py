@@ -1,8 +1,4 @@
-"""Decodes the body of an HTTP reply up to a given number of bytes.
-
-The decoders of HTTP clients return all that a chunk holds, which may be a thousand times its size and more. Here gzip
-and deflate are asked for a limited number of bytes; decoders without such a limit are fed a few bytes at a time.
-"""
+"""Decodes the body of an HTTP reply up to a limited number of bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 _FED = 16
-"""Bytes that a decoder without a limit is given at once: brotli makes at most 32 MiB of them, zstd 512 KiB."""
+"""Bytes fed at once to a decoder without a limit: brotli expands them to at most 32 MiB, zstd to 512 KiB."""
 
 
 class TooLargeError(Exception):
@@ -20,14 +16,16 @@ class TooLargeError(Exception):
 
 
 class UnknownEncodingError(Exception):
-    """A body is encoded in a way that no decoder is there for."""
+    """No decoder is installed for the encoding of a body."""
 
 
 class _Decoder(Protocol):
     def add(self, chunk: bytes, limit: int) -> list[bytes]:
-        """Returns what a chunk holds, `limit` + 1 bytes or a little more of it if it is more than that."""
+        """Returns the decoded chunk; if it exceeds `limit` bytes, little more than that of it."""
 
 
+# The decoders of HTTP clients return all that a chunk holds, which may be a thousand times its size: a decompression
+# bomb. Here every decoder stops soon after the limit.
 class Body:
     """A reply's body, collected and decoded.
 
@@ -36,7 +34,7 @@ class Body:
       limit: bytes that the body may have, before and after decoding.
 
     Raises:
-      UnknownEncodingError: see there; several encodings, one upon the other, are not decoded either.
+      UnknownEncodingError: no decoder; stacked encodings are not decoded either.
 
     >>> body = Body("gzip", limit=100)
     >>> body.add(zlib.compress(b"hello", wbits=31))
@@ -51,11 +49,7 @@ class Body:
         self._parts: list[bytes] = []
 
     def add(self, chunk: bytes) -> None:
-        """Takes the next bytes as they came.
-
-        Raises:
-          TooLargeError: there are more than `limit` bytes, received or decoded.
-        """
+        """Adds the next bytes as received; raises TooLargeError beyond `limit` bytes, received or decoded."""
         self._received += len(chunk)
         if self._received > self._limit:
             raise TooLargeError
@@ -76,7 +70,7 @@ class _Identity:
 
 
 class _Zlib:
-    """gzip and deflate; some servers send deflate without its header, so what has none is read without."""
+    """Decodes gzip and deflate, with or without the zlib header that some servers leave out."""
 
     def __init__(self, wbits: int) -> None:
         self._inner: Any = None
@@ -98,7 +92,7 @@ class _Zlib:
 
 
 class _Fed:
-    """A decoder without a limit of its own."""
+    """Wraps a decoder without a limit of its own, feeding it a few bytes at a time."""
 
     def __init__(self, decode: Callable[[bytes], bytes]) -> None:
         self._decode = decode
@@ -149,4 +143,4 @@ _OPTIONAL: dict[str, dict[str, Callable[[Any], Callable[[bytes], bytes]]]] = {
     "br": {"brotli": _brotli, "brotlicffi": _brotli},
     "zstd": {"zstandard": _zstandard, "compression.zstd": _zstd, "backports.zstd": _zstd},
 }
-"""The packages that HTTP clients decode with, where they are installed: only then do they ask for the encoding."""
+"""Packages that HTTP clients decode with; clients ask for an encoding only if its package is installed."""

@@ -1,8 +1,4 @@
-"""Completions as text: how they are asked for and read. Knows no logprobs, no ladder and no privacy.
-
-Shared by the engines that complete text with a LangChain model. Every call goes through `silent`; an answer that
-failed, was refused or was filtered reads as "".
-"""
+"""Sends completion requests to a LangChain model and reads the answers as text."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request, quie
 from langchain_dpicl.exceptions import ConfigurationError
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
-"""What a completion asks for unless told otherwise: the likeliest text."""
+"""Default options of a completion: the likeliest text."""
 
 _MOST_STOPS_SENT = 4  # OpenAI's endpoint rejects more
 
@@ -34,7 +30,7 @@ def complete(
 async def acomplete(
     calls: Calls, prompts: Sequence[Hidden[str]], *, max_tokens: int, stop: Sequence[str], options: Mapping[str, Any]
 ) -> list[str]:
-    """Is `complete`, awaitable."""
+    """Async twin of `complete`."""
     is_chat, stops = calls.model.is_chat, stops_of(stop)
     requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
     return [quietly(partial(text_of, reply, stops)) or "" for reply in await calls.amany(requests)]
@@ -49,16 +45,16 @@ def requests_for(
     options: Mapping[str, Any] | None = None,
     explain: Literal["", "kind", "text"] = "",
 ) -> list[Request]:
-    """Returns one request per prompt; the public `options` win over ours, and one that is None is left out.
+    """Returns one request per prompt; `options` override the defaults, and None removes one.
 
-    Stop strings are sent to completion models only, four at most: some chat servers reject them, or those that are
-    white space. `text_of` cuts in any case.
+    Stop strings are sent to completion models only, four at most: some chat servers reject them. `text_of` cuts at
+    them in any case.
     """
     sent = {"stop": list(stop)[:_MOST_STOPS_SENT]} if stop and not is_chat else {}
     asked = {**GREEDY, "max_tokens": whole("max_tokens", max_tokens), **sent, **(options or {})}
-    given = {name: value for name, value in asked.items() if value is not None}
+    arguments = {name: value for name, value in asked.items() if value is not None}
     render: Render = (lambda text: [HumanMessage(text)]) if is_chat else (lambda text: text)
-    return [Request(prompt, render, given, explain=explain) for prompt in prompts]
+    return [Request(prompt, render, arguments, explain=explain) for prompt in prompts]
 
 
 def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
@@ -71,12 +67,12 @@ def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
 
 
 def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
-    """Returns the stop strings, or raises ConfigurationError: each is text and not empty."""
+    """Returns the stop strings; raises ConfigurationError unless each is a non-empty text."""
     if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
         raise ConfigurationError(f"expected stop as a list of strings that are not empty, found {stop!r}")
     return tuple(stop)
 
 
 def _end(answer: Hidden[Any], stop: Sequence[str]) -> int:
-    found = [answer.reveal().text.find(text) for text in stop]
-    return min([place for place in found if place >= 0], default=len(answer.reveal().text))
+    places = [answer.reveal().text.find(text) for text in stop]
+    return min([place for place in places if place >= 0], default=len(answer.reveal().text))

@@ -1,13 +1,4 @@
-"""Limits every HTTP exchange of a silent call: no redirect is followed, time and size of a reply are limited.
-
-The limits are set where the HTTP clients of Python send one request: in the clients of httpx and httpx2, in the streams
-of httpcore and the TLS sockets below them, in `http.client` (which requests, urllib3 and botocore use; `_http_client`),
-in cookie jars, and in `socket.connect`. These methods get guards for the whole process, as those of `_quiet` do. A
-guard asks whether it runs inside a silent call; everything else it passes on untouched. So no client, transport, proxy
-or certificate of the user is replaced, and clients that a model makes during a call have the limits as well.
-
-A connection that is opened during a silent call, but not by one of these clients, is refused: nothing would limit it.
-"""
+"""Limits the HTTP exchanges of silent calls: no redirects, limited time and size, no connection by unknown clients."""
 
 from __future__ import annotations
 
@@ -34,6 +25,11 @@ from langchain_dpicl.backends._passage import (
 from langchain_dpicl.backends._quiet import Call, Hook
 from langchain_dpicl.exceptions import UnsilencableModelError
 
+# The limits are set where Python's HTTP clients send one request: in httpx and httpx2, in the streams of httpcore and
+# the TLS sockets below them, in `http.client` (used by requests, urllib3 and botocore; see `_http_client`), in cookie
+# jars, and in `socket.connect`. These methods are guarded for the whole process, but a guard acts only inside a silent
+# call. So no client, transport, proxy or certificate of the user is replaced, and clients that a model creates during a
+# call are limited too. A connection opened during a silent call by anything else is refused, as nothing would limit it.
 Inner: TypeAlias = Callable[..., Any]
 
 _UNLIMITED = (
@@ -43,7 +39,7 @@ _UNLIMITED = (
 _OTHER_TRANSPORTS = frozenset(
     {"aiohttp", "curl_cffi", "grpc", "primp", "pycurl", "pyreqwest", "websocket", "websockets"}
 )
-"""Packages whose connections are not those of a client named above; some open them where nobody here can see it."""
+"""Packages that connect without one of the clients above; some do so in compiled code, where no guard sees it."""
 
 _DEPTH = 6
 
@@ -51,10 +47,7 @@ _DEPTH = 6
 # httpx and httpx2. One request, below redirects, authentication and event hooks, above the transport.
 
 
-def _send(inner: Inner, call: Call, client: Any, request: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(client, request)
+def _send(inner: Inner, passage: Passage, client: Any, request: Any) -> Any:
     _prepare(passage, client, request)
     with inside(passage):
         try:
@@ -69,10 +62,7 @@ def _send(inner: Inner, call: Call, client: Any, request: Any) -> Any:
     return _with_content(response, body)
 
 
-async def _asend(inner: Inner, call: Call, client: Any, request: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return await inner(client, request)
+async def _asend(inner: Inner, passage: Passage, client: Any, request: Any) -> Any:
     _prepare(passage, client, request)
     with inside(passage):
         async with _timed(passage):
@@ -86,7 +76,7 @@ async def _asend(inner: Inner, call: Call, client: Any, request: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def _timed(passage: Passage) -> AsyncIterator[None]:
-    """Cancels what is awaited inside when the time is up."""
+    """Cancels the awaited exchange when its time is up."""
     try:
         async with asyncio.timeout(passage.left()) as limit:
             yield
@@ -98,15 +88,15 @@ async def _timed(passage: Passage) -> AsyncIterator[None]:
 
 
 def _prepare(passage: Passage, client: Any, request: Any) -> None:
-    """Notes where a request goes, and limits each single wait by the time that is left."""
-    left = passage.left()
+    """Records where a request goes, and caps each single wait at the remaining time."""
+    remaining = passage.left()
     waits = request.extensions.get("timeout") or {}
     waits = {name: waits.get(name) for name in ("connect", "read", "write", "pool")}
-    capped = {name: left if wait is None else min(wait, left) for name, wait in waits.items()}
+    capped = {name: remaining if wait is None else min(wait, remaining) for name, wait in waits.items()}
     request.extensions = {**request.extensions, "timeout": capped}
     passage.hosts[request.url.netloc.decode("ascii", "replace")] = None
     with contextlib.suppress(Exception):  # transports that users write have no pool
-        pool = vars(client._transport_for_url(request.url))["_pool"]  # noqa: SLF001  told nowhere else
+        pool = vars(client._transport_for_url(request.url))["_pool"]  # noqa: SLF001  no public way
         proxy = vars(pool)["_proxy_url"]
         passage.hosts[f"{proxy.host.decode()}:{proxy.port or ''}".rstrip(":")] = None
 
@@ -117,7 +107,7 @@ def _opened(passage: Passage, response: Any) -> Body:
 
 
 def _with_content(response: Any, body: Body) -> Any:
-    """Gives a response its decoded body, in the place of the stream from the network."""
+    """Replaces the network stream of a response by its decoded body."""
     for name in ("content-encoding", "content-length", "transfer-encoding"):
         response.headers.pop(name, None)
     package = next(base for base in type(response).__mro__ if base.__name__ == "Response").__module__
@@ -128,20 +118,17 @@ def _with_content(response: Any, body: Body) -> Any:
 # httpcore and httpcore2: waits of blocking clients. A wait is limited each time, as any number of them follow.
 
 
-def _stream_read(inner: Inner, call: Call, stream: Any, max_bytes: int, timeout: float | None = None) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(stream, max_bytes, timeout)
+def _stream_read(inner: Inner, passage: Passage, stream: Any, max_bytes: int, timeout: float | None = None) -> Any:
     with _as_timeout(_errors(stream).ReadTimeout):
         return inner(stream, max_bytes, at_most(timeout, passage.left()))
 
 
 @contextlib.contextmanager
 def _as_timeout(kind: type[Exception]) -> Iterator[None]:
-    """Raises what httpcore raises where the time is up.
+    """Raises httpcore's own timeout error when the time is up.
 
-    HTTP/2 gives it to the other rows on the connection as well. They ask again, on another one; a refusal would stop
-    them.
+    HTTP/2 passes that error to the other rows on the connection, which then retry on another one. A refusal would
+    end them.
     """
     try:
         yield
@@ -153,18 +140,15 @@ def _errors(stream: Any) -> Any:
     return sys.modules[type(stream).__module__.partition(".")[0]]
 
 
-def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout: float | None = None) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(stream, buffer, timeout)
+def _stream_write(inner: Inner, passage: Passage, stream: Any, buffer: bytes, timeout: float | None = None) -> Any:
     errors = _errors(stream)
     with _as_timeout(errors.WriteTimeout):
-        left = at_most(timeout, passage.left())
+        remaining = at_most(timeout, passage.left())
     if stream.get_extra_info("ssl_object") is not None:
-        return inner(stream, buffer, left)  # one wait for all of it
+        return inner(stream, buffer, remaining)  # one wait for all of it
     try:
         plain = stream.get_extra_info("socket")  # here `inner` would wait anew for every part that the peer takes
-        plain.settimeout(left)
+        plain.settimeout(remaining)
         return plain.sendall(buffer)
     except TimeoutError as error:
         raise errors.WriteTimeout(str(error)) from error
@@ -175,23 +159,16 @@ def _stream_write(inner: Inner, call: Call, stream: Any, buffer: bytes, timeout:
 # A connection of httpcore on which more came than one reply is not used again: the next row would read the rest.
 
 
-def _reply_closed(inner: Inner, call: Call, connection: Any) -> Any:
-    is_kept = passage_of(call) is None or not connection._h11_state.trailing_data[0]  # noqa: SLF001  told nowhere else
-    return inner(connection) if is_kept else connection.close()
-
-
-def _areply_closed(inner: Inner, call: Call, connection: Any) -> Any:
-    is_kept = passage_of(call) is None or not connection._h11_state.trailing_data[0]  # noqa: SLF001  told nowhere else
-    return inner(connection) if is_kept else connection.aclose()
+def _reply_closed(inner: Inner, passage: Passage, connection: Any) -> Any:  # noqa: ARG001
+    if not connection._h11_state.trailing_data[0]:  # noqa: SLF001  no public way
+        return inner(connection)
+    return connection.aclose() if hasattr(connection, "aclose") else connection.close()
 
 
 # TLS of blocking clients: the handshake, and records that come in parts.
 
 
-def _wait_tls(inner: Inner, call: Call, plain: Any, *args: Any, **options: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(plain, *args, **options)
+def _wait_tls(inner: Inner, passage: Passage, plain: Any, *args: Any, **options: Any) -> Any:
     with waiting(passage, plain):
         return inner(plain, *args, **options)
 
@@ -206,10 +183,7 @@ def _take_cookies(inner: Inner, call: Call, *args: Any, **options: Any) -> Any:
 # Connections of anything else.
 
 
-def _connect(inner: Inner, call: Call, plain: Any, address: Any) -> Any:
-    passage = passage_of(call)
-    if passage is None:
-        return inner(plain, address)
+def _connect(inner: Inner, passage: Passage, plain: Any, address: Any) -> Any:
     if not is_inside():
         place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local socket"
         passage.stray = f"connects to {place} by itself, {_UNLIMITED}"
@@ -219,15 +193,12 @@ def _connect(inner: Inner, call: Call, plain: Any, address: Any) -> Any:
 
 
 def refuse_other_transports(model: Any) -> None:
-    """Raises UnsilencableModelError for a model that holds a client of another kind, or an object that does.
-
-    Clients inside an httpx client are its transports, and limited by it.
-    """
+    """Raises UnsilencableModelError for a model that holds a client of another kind, directly or indirectly."""
     todo, seen = [(model, 0)], {id(model)}
     for thing, depth in todo:  # it grows
         tops = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
-        if found := tops & _OTHER_TRANSPORTS:
-            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(found)}, {_UNLIMITED}")
+        if transports := tops & _OTHER_TRANSPORTS:
+            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(transports)}, {_UNLIMITED}")
         if depth == _DEPTH or tops & {"httpx", "httpx2", "torch"}:
             continue
         for value in _held(thing):
@@ -239,7 +210,7 @@ def refuse_other_transports(model: Any) -> None:
 
 
 def _held(thing: Any) -> Iterator[Any]:
-    """Yields what an object keeps; it is not asked, as it may answer to any name."""
+    """Yields the attribute values of an object without calling its own `__getattr__`."""
     if type(thing) in _CONTAINERS:
         yield from tuple(thing.values() if type(thing) is dict else thing)
         return
@@ -255,11 +226,7 @@ _hooks: dict[str, tuple[Hook, ...]] = {}
 
 
 def look_after_door() -> bool:
-    """Sets the guards that are missing on what has been imported; says whether a client was new.
-
-    Raises:
-      UnsilencableModelError: an HTTP client is there in a version whose methods are not known here.
-    """
+    """Sets missing guards on imported clients; returns whether a client was new."""
     is_new = _find_clients()
     for hooks in tuple(_hooks.values()):
         for hook in hooks:
@@ -268,7 +235,7 @@ def look_after_door() -> bool:
 
 
 def _find_clients() -> bool:
-    """Finds the methods of clients that have been imported since."""
+    """Finds the methods of clients imported since the last call; refuses versions whose methods are unknown."""
     is_new = False
     for name, hooks_of in _MODULES.items():
         spec = getattr(sys.modules.get(name), "__spec__", None)
@@ -286,60 +253,70 @@ def _find_clients() -> bool:
 
 
 def _hook(owner: type, name: str, act: Callable[..., Any], arguments: int) -> Hook:
-    """A guard of a method that is tried with so many arguments, `self` included: it reaches nothing but the guard."""
+    """Returns the guard of a method; it is tested by a call with `arguments` times None, which only the guard sees."""
     getattr(owner, name)
 
     def attempt() -> None:
-        found = getattr(owner, name)(*[None] * arguments)
-        if asyncio.iscoroutine(found):
-            found.close()
+        result = getattr(owner, name)(*[None] * arguments)
+        if asyncio.iscoroutine(result):
+            result.close()
 
     return Hook(owner, name, act, attempt)
 
 
+def _limited_hook(owner: type, name: str, act: Callable[..., Any], arguments: int) -> Hook:
+    """Returns a guard that acts only while limits apply; `act` takes the limits in the place of the mark."""
+
+    def act_in_limits(inner: Inner, call: Call, *args: Any, **options: Any) -> Any:
+        passage = passage_of(call)
+        return inner(*args, **options) if passage is None else act(inner, passage, *args, **options)
+
+    return _hook(owner, name, act_in_limits, arguments)
+
+
 def _of_httpx(module: Any) -> Iterable[Hook]:
     importlib.import_module(module.__name__.replace("httpx", "httpcore"))  # else imported by the first request
-    yield _hook(module.Client, "_send_single_request", _send, 2)
-    yield _hook(module.AsyncClient, "_send_single_request", _asend, 2)
+    yield _limited_hook(module.Client, "_send_single_request", _send, 2)
+    yield _limited_hook(module.AsyncClient, "_send_single_request", _asend, 2)
 
 
 def _of_httpcore(module: Any) -> Iterable[Hook]:
     streams = importlib.import_module(f"{module.__name__}._backends.sync")
     for name in _STREAMS:
-        yield _hook(getattr(streams, name), "read", _stream_read, 2)
-        yield _hook(getattr(streams, name), "write", _stream_write, 2)
-    for package, prefix, act in (("_sync", "", _reply_closed), ("_async", "Async", _areply_closed)):
+        yield _limited_hook(getattr(streams, name), "read", _stream_read, 2)
+        yield _limited_hook(getattr(streams, name), "write", _stream_write, 2)
+    for package, name in (("_sync", "HTTP11Connection"), ("_async", "AsyncHTTP11Connection")):
         connections = importlib.import_module(f"{module.__name__}.{package}.http11")
-        yield _hook(getattr(connections, f"{prefix}HTTP11Connection"), "_response_closed", act, 1)
+        yield _limited_hook(getattr(connections, name), "_response_closed", _reply_closed, 1)
 
 
 def _of_http_client(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTPConnection, "putrequest", put_request, 3)
-    yield _hook(module.HTTPConnection, "send", send_http, 2)
-    yield _hook(module.HTTPConnection, "getresponse", reply_http, 1)
-    yield _hook(module.HTTPConnection, "connect", connect_http, 1)
-    yield _hook(module.HTTPSConnection, "connect", connect_http, 1)
+    yield _limited_hook(module.HTTPConnection, "putrequest", put_request, 3)
+    yield _limited_hook(module.HTTPConnection, "send", send_http, 2)
+    yield _limited_hook(module.HTTPConnection, "getresponse", reply_http, 1)
+    yield _limited_hook(module.HTTPConnection, "connect", connect_http, 1)
+    yield _limited_hook(module.HTTPSConnection, "connect", connect_http, 1)
 
 
 def _of_urllib3(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTPConnection, "connect", connect_http, 1)
-    yield _hook(module.HTTPSConnection, "connect", connect_http, 1)
+    yield _limited_hook(module.HTTPConnection, "connect", connect_http, 1)
+    yield _limited_hook(module.HTTPSConnection, "connect", connect_http, 1)
 
 
 def _of_urllib3_http2(module: Any) -> Iterable[Hook]:
-    yield _hook(module.HTTP2Connection, "getresponse", reply_http2, 1)
+    yield _limited_hook(module.HTTP2Connection, "getresponse", reply_http2, 1)
 
 
 def _of_socket(module: Any) -> Iterable[Hook]:
     # Sandboxes put a subclass in its place; connections still go through the class itself.
     owner = next((kind for kind in reversed(module.socket.__mro__) if kind.__module__ == "socket"), module.socket)
-    yield _hook(owner, "connect", _connect, 2)
-    yield _hook(owner, "connect_ex", _connect, 2)
+    yield _limited_hook(owner, "connect", _connect, 2)
+    yield _limited_hook(owner, "connect_ex", _connect, 2)
 
 
 def _of_ssl(module: Any) -> Iterable[Hook]:
-    yield _hook(module.SSLSocket, "do_handshake", _wait_tls, 1)
-    yield _hook(module.SSLSocket, "read", _wait_tls, 1)
+    yield _limited_hook(module.SSLSocket, "do_handshake", _wait_tls, 1)
+    yield _limited_hook(module.SSLSocket, "read", _wait_tls, 1)
 
 
 def _of_cookies(module: Any) -> Iterable[Hook]:

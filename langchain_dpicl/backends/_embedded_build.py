@@ -1,13 +1,4 @@
-"""Builds the tables of the embedded model from public text. Knows no prompt, no user and nothing of privacy.
-
-`python -m langchain_dpicl.backends._embedded_build --corpus CORPUS --out OUT` reads `CORPUS/*.txt.xz` (documents
-separated by blank lines), learns a byte-pair vocabulary, a pruned Kneser-Ney 4-gram trie and topic vectors, and
-writes `model.npz` and `manifest.json`. Text that is not in `_embedded_sources` is refused. Equal input gives equal
-bytes; nothing here is imported at run time.
-
-Sources: Sennrich et al. (2016) for byte pairs; Kneser and Ney (1995) with absolute discounting; Seymore and
-Rosenfeld (1996) for pruning by weighted difference.
-"""
+"""Builds the tables of the embedded model from public text (`python -m ... --corpus CORPUS --out OUT`)."""
 
 from __future__ import annotations
 
@@ -42,18 +33,20 @@ from langchain_dpicl.backends._embedded_tables import (
 )
 from langchain_dpicl.backends._embedded_vectors import cluster, topic_vectors
 
+# Sources: Sennrich et al. (2016) for byte pairs; Kneser and Ney (1995) with absolute discounting; Seymore and Rosenfeld
+# (1996) for pruning by weighted difference. Equal input gives equal bytes. Nothing here is imported at run time.
 logger = logging.getLogger(__name__)
 
 SEPARATOR = b"\n\n"
 
 
 def corpus_files(folder: Path) -> list[Path]:
-    """Every `*.txt.xz` of the folder, by name."""
+    """Returns every `*.txt.xz` of the folder, by name."""
     return sorted(folder.glob("*.txt.xz"))
 
 
 def read_corpus(folder: Path) -> dict[str, list[str]]:
-    """Reads every file into its non-empty documents."""
+    """Returns the non-empty documents of every file; they are separated by blank lines."""
     corpus = {}
     for path in corpus_files(folder):
         with lzma.open(path, "rt", encoding="utf-8") as handle:
@@ -63,7 +56,7 @@ def read_corpus(folder: Path) -> dict[str, list[str]]:
 
 
 def with_headers(documents: Sequence[str]) -> list[str]:
-    """Puts the words of prompts, in turn, where "label: text" has its label."""
+    """Replaces the label of each "label: text" by the words of prompts, in turn."""
     return [
         f"{PROMPT_WORDS[index % len(PROMPT_WORDS)]}: {document.partition(': ')[2]}"
         for index, document in enumerate(documents)
@@ -74,7 +67,7 @@ def with_headers(documents: Sequence[str]) -> list[str]:
 
 
 def count_pieces(corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> dict[str, float]:
-    """Counts pre-tokens by weight; the words of prompts count as if frequent."""
+    """Counts pre-tokens by weight; the words of prompts are counted as frequent."""
     pattern = regex.compile(PATTERN)
     total: dict[str, float] = defaultdict(float)
     for name, documents in corpus.items():
@@ -91,7 +84,7 @@ def count_pieces(corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> dict[st
 
 
 class _Pairs:
-    """Pre-tokens as sequences of token ids, with the weighted count and the whereabouts of every adjacent pair."""
+    """Pre-tokens as sequences of token ids, with the weighted count and the places of every adjacent pair."""
 
     def __init__(self, pieces: Mapping[str, float]) -> None:
         words = [(list(piece.encode()), count) for piece, count in sorted(pieces.items()) if piece != "\n\n"]
@@ -189,7 +182,7 @@ class Level:
         return np.asarray(1.0 - np.bincount(self.owner, self.probabilities, minlength=len(self.contexts)), np.float64)
 
     def keep(self, mask: NDArray[np.bool_], base: int) -> Level:
-        """Is the level with only the entries of `mask`."""
+        """Returns the level with only the entries of `mask`."""
         keys = self.keys[mask]
         contexts, owner = np.unique(keys // base, return_inverse=True)
         old = np.searchsorted(self.contexts, contexts)
@@ -197,7 +190,7 @@ class Level:
 
 
 def ngrams(stream: Ints, order: int, base: int) -> Ints:
-    """Keys of the n-grams that cross no document border."""
+    """Returns the keys of the n-grams that cross no document border."""
     length = max(len(stream) - order + 1, 0)
     keys, inside = np.zeros(length, np.int64), np.ones(length, bool)
     for place in range(order):
@@ -219,16 +212,14 @@ def _continuations(stream: Ints, order: int, base: int) -> tuple[Ints, Ints]:
 
 
 def count_level(streams: Mapping[str, Ints], order: int, recipe: Recipe) -> Level:
-    """Discounts each file's counts on their own scale, then adds them by weight (a file that counts thirtyfold
-    is not thirty observations).
-    """
+    """Discounts each file's counts before they are weighted: a file of weight 30 is not 30 observations."""
     base, keys, discounted, counts = recipe.vocabulary, [], [], []
     for name, stream in streams.items():
         if order == recipe.order:
-            found, number = np.unique(ngrams(stream, order, base), return_counts=True)
+            ngram_keys, number = np.unique(ngrams(stream, order, base), return_counts=True)
         else:
-            found, number = _continuations(stream, order, base)
-        keys.append(found)
+            ngram_keys, number = _continuations(stream, order, base)
+        keys.append(ngram_keys)
         counts.append(recipe.weight(name) * number)
         discounted.append(recipe.weight(name) * (number - recipe.discount))
     entries, place = np.unique(np.concatenate(keys), return_inverse=True)
@@ -238,16 +229,16 @@ def count_level(streams: Mapping[str, Ints], order: int, recipe: Recipe) -> Leve
 
 
 def _find(sorted_keys: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Index of each wanted key (0 where absent) and whether it is there."""
+    """Returns the index of each wanted key (0 where absent), and whether it is there."""
     index = np.searchsorted(sorted_keys, wanted)
     index[index == len(sorted_keys)] = 0
     return index, sorted_keys[index] == wanted
 
 
 def prune(levels: Sequence[Level], unigram: Floats, recipe: Recipe) -> list[Level]:
-    """Drops n-grams that their backoff predicts nearly as well; the prefix of a kept n-gram is kept."""
+    """Drops n-grams that their backoff predicts nearly as well; prefixes of kept n-grams are kept."""
     base = recipe.vocabulary
-    kept: list[Level] = []
+    pruned: list[Level] = []
     parents = np.empty(0, np.int64)
     for depth in range(len(levels) - 1, -1, -1):
         level = levels[depth]
@@ -262,8 +253,8 @@ def prune(levels: Sequence[Level], unigram: Floats, recipe: Recipe) -> list[Leve
         gain = level.probabilities * level.totals[level.owner] * np.log(full / lower)
         level = level.keep((gain > recipe.thresholds[depth]) | np.isin(level.keys, parents), base)
         parents = np.unique(level.keys // base)
-        kept.insert(0, level)
-    return kept
+        pruned.insert(0, level)
+    return pruned
 
 
 def pack_trie(levels: Sequence[Level], base: int) -> dict[str, NDArray[np.generic]]:
@@ -282,7 +273,7 @@ def pack_trie(levels: Sequence[Level], base: int) -> dict[str, NDArray[np.generi
 
 
 def unigrams(streams: Mapping[str, Ints], recipe: Recipe) -> Floats:
-    """Continuation probabilities of single tokens, half a count added to each."""
+    """Returns continuation probabilities of single tokens, with half a count added to each."""
     base = recipe.vocabulary
     counts = np.full(base, 0.5)
     for name, stream in streams.items():

@@ -1,10 +1,4 @@
-"""Rows of the embedded model for a batch of prompts. Knows tables and tokens; not privacy, not LangChain, not text out.
-
-A row is (prior * base + votes) / (prior + total votes). The base is an n-gram tilted towards the topic of the present
-segment. A vote comes from every place of the prompt's complete segments whose past matches the present. Each row is
-computed from its own tokens alone, by exact integers in floats and by reductions within the row: it has the same bits
-whatever stands beside it.
-"""
+"""Computes next-token rows of the embedded model for a batch of prompts."""
 
 from __future__ import annotations
 
@@ -16,6 +10,10 @@ import numpy as np
 
 from langchain_dpicl.backends._embedded_tables import END, VECTOR_SCALE, Floats, Ints, Tables
 
+# A row is (prior * base + votes) / (prior + total votes). The base is an n-gram tilted towards the topic of the present
+# segment; a vote comes from every place of the prompt's complete segments whose past matches the present. Each row is
+# computed from its own tokens by exact integers in floats and by reductions within the row, so it has the same bits
+# whatever other rows are in the batch.
 NEWLINE = 10
 UNIT = 4096
 """Topics of segments are unit vectors times this, rounded, so that their sums are exact."""
@@ -45,8 +43,11 @@ class Induction:
 
 @dataclass(frozen=True)
 class Place:
-    """Where every row stands: its latest tokens int64[rows, longest_match] (-1: before the prompt), and the topic sum
-    of its present segment float64[rows, k]. A value: advancing makes a new one.
+    """The state of every row; advancing returns a new one.
+
+    Attributes:
+      recent: int64[rows, longest_match], the latest tokens (-1: before the prompt).
+      topic: float64[rows, k], the topic sum of the present segment.
     """
 
     recent: Ints
@@ -54,10 +55,10 @@ class Place:
 
 
 class Batch:
-    """Prompts as flat arrays, one row after another. Holds private text: lives and dies with its session.
+    """Private prompts as flat arrays, one row after another; lives as long as its session.
 
-    A row is END and the prompt's tokens; a segment starts at each END. Only complete segments are copied from, never
-    the one being written, because that loops.
+    A row is END and the prompt's tokens; a segment starts at each END. Only complete segments are copied from:
+    copying from the one being written would loop.
     """
 
     def __init__(self, tables: Tables, prompts: Sequence[str], induction: Induction) -> None:
@@ -75,7 +76,7 @@ class Batch:
         self._set_sources(row_of, starts[present])
 
     def _set_topics(self, starts: Ints, segment_row: Ints, present: Ints) -> None:
-        """Sums what the tokens of each segment add to its topic; splits complete segments from present ones."""
+        """Sums what each segment's tokens add to its topic, and separates complete segments from present ones."""
         contributions = self.tables.contributions
         borders = [*starts.tolist(), len(self._tokens)]
         sums = np.zeros((len(starts), contributions.shape[1]))
@@ -91,21 +92,21 @@ class Batch:
         self._tilt = _tilt(self.tables, self._topic, self._induction.topic_tilt)
 
     def _set_sources(self, row_of: Ints, present_start: Ints) -> None:
-        """Lists the places that may vote: all before the present segment; each has a successor in its row."""
+        """Lists the places that may vote: all before the present segment."""
         self._sources = np.flatnonzero(np.arange(len(self._tokens)) < present_start[row_of])
         self._source_row = row_of[self._sources]
         self._source_token = self._tokens[self._sources]
         self._source_unit = np.cumsum(self._source_token == END) - 1
 
     def start(self) -> Place:
-        """The end of every prompt."""
+        """Returns the end of every prompt."""
         ends = np.cumsum(self._lengths)
         index = ends[:, None] - np.arange(self._induction.longest_match, 0, -1)
         inside = index >= (ends - self._lengths)[:, None]
         return Place(np.where(inside, self._tokens[np.maximum(index, 0)], -1), self._topic)
 
     def advance(self, place: Place, tokens: Ints) -> Place:
-        """Is `place` one token later: `tokens` int64[rows]."""
+        """Returns `place` one token later: `tokens` int64[rows]."""
         recent = np.concatenate([place.recent[:, 1:], tokens[:, None]], axis=1)
         return Place(recent, place.topic + self.tables.contributions[tokens])
 
@@ -126,7 +127,7 @@ class Batch:
         return rows * SLACK
 
     def _base(self, place: Place, domain: Ints) -> Floats:
-        """float64[rows, domain]: the tilted n-gram; rows with one recent past share its lookup."""
+        """Returns float64[rows, domain]: the tilted n-gram; rows with the same recent tokens share its lookup."""
         tables = self.tables
         members: dict[tuple[int, ...], list[int]] = {}
         for row, past in enumerate(place.recent[:, 1 - tables.order :].tolist()):
@@ -142,13 +143,13 @@ class Batch:
         return rows
 
     def _matches(self, place: Place) -> tuple[Ints, Floats]:
-        """Sources whose token is the latest one, and for how many tokens their past matches within one line."""
+        """Returns the sources whose token is the latest one, and how many tokens of their past match within a line."""
         source = np.flatnonzero(self._source_token == place.recent[self._source_row, -1])
         index, row = self._sources[source], self._source_row[source]
         length = np.ones(len(source))
         alive = np.arange(len(source))
         for back in range(1, self._induction.longest_match):
-            # A match ends where its line begins, so that what labels answer does not outweigh their topic.
+            # A match ends where its line begins: else template words would outweigh the topic.
             opener = self._tokens[index[alive] - back + 1]
             alive = alive[(opener != NEWLINE) & (opener != END)]
             alive = alive[self._tokens[index[alive] - back] == place.recent[row[alive], -1 - back]]
@@ -158,7 +159,7 @@ class Batch:
         return source, length
 
     def _gates(self, place: Place) -> Floats:
-        """float64[complete segments]: how close each is to its row's present segment; the mean over a row is 1.
+        """Returns float64[complete segments]: how close each is to its row's present segment; the mean over a row is 1.
 
         Topics are centred over the row's own segments, which removes the words of the template.
         """
@@ -180,9 +181,9 @@ def _unit(sums: Floats) -> Floats:
 
 
 def _tilt(tables: Tables, topic: Floats, strength: float) -> Floats:
-    """float64[rows, groups]: exp(strength * cosine). Products of small integers, exact in float32 in any order."""
+    """Returns float64[rows, groups]: exp(strength * cosine), from products of small integers, exact in float32."""
     length = np.sqrt((topic * topic).sum(axis=1))
     query = np.clip(np.rint(topic * (VECTOR_SCALE / np.maximum(length, 1.0))[:, None]), -127, 127).astype(np.float32)
-    # Not a matrix product: threaded BLAS on a busy machine takes longer than everything else together.
+    # Not a matrix product: threaded BLAS on a busy machine takes longer than all the rest.
     cosine = np.einsum("rk,gk->rg", query, tables.centroids).astype(np.float64) / VECTOR_SCALE**2
     return np.asarray(np.exp(strength * cosine))

@@ -1,4 +1,4 @@
-"""Every number the build of the embedded model depends on. Knows no text; not imported at run time."""
+"""Holds every number that the build of the embedded model depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT_WORDS = (*_WORDS.split(), *_WORDS.lower().split())
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every number the build depends on; the manifest records it."""
+    """Every number that the build depends on; the manifest records it."""
 
     vocabulary: int = 8192
     weights: Mapping[str, float] = field(
@@ -44,5 +44,5 @@ class Recipe:
     """Groups of tokens that the tilt of the base tells apart."""
 
     def weight(self, name: str) -> float:
-        """How often the file `name` counts."""
+        """Returns how often the file `name` counts."""
         return self.weights.get(name, 1.0)

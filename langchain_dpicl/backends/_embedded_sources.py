@@ -1,8 +1,4 @@
-"""Lists the text that the embedded model may be built from: each file with its hash, and the works in it.
-
-A work counts only with a repository, a commit and the licence that was read at that commit, because licences change: in
-2026 most textbooks of OpenStax went from CC BY to CC BY-NC-SA. `NOTICE` names the same works; a test compares the two.
-"""
+"""Lists the text that the embedded model may be built from: each file with its hash and the works in it."""
 
 from __future__ import annotations
 
@@ -57,6 +53,8 @@ class TracedFile:
             raise ConfigurationError("expected at least one source for a corpus file, found none")
 
 
+# Repository and commit are named because licences change: in 2026 most textbooks of OpenStax went from CC BY to CC BY-
+# NC-SA. `NOTICE` names the same works; a test compares the two.
 def _openstax(title: str, name: str, commit: str) -> Source:
     return Source(
         work=f"{title}, by OpenStax, Rice University",
@@ -149,24 +147,16 @@ SOURCES: Mapping[str, TracedFile] = {
 
 
 def traced(paths: list[Path], sources: Mapping[str, TracedFile]) -> dict[str, dict[str, object]]:
-    """Returns what the manifest says of each corpus file: its hash and its works.
-
-    Args:
-      paths: the files that the tables are to be built from.
-      sources: what each of them has to be, by file name.
-
-    Raises:
-      ConfigurationError: a file has no entry, or is not the one that was compared with its repositories.
-    """
-    found: dict[str, dict[str, object]] = {}
+    """Returns the manifest's entry of each corpus file; refuses files without an entry, or with another hash."""
+    entries: dict[str, dict[str, object]] = {}
     for path in paths:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         known = sources.get(path.name)
         if known is None or known.sha256 != digest:
             raise ConfigurationError(
                 f"{path.name}: expected {'no such file' if known is None else f'sha256 {known.sha256}'}, found sha256 "
-                f"{digest}. Text counts only with repository, commit and licence: compare it with its repository at a "
+                f"{digest}. Text is used only with repository, commit and licence: compare it with its repository at a "
                 "commit whose licence you have read, and name both in _embedded_sources.py and NOTICE."
             )
-        found[path.name] = {"sha256": digest, "sources": [asdict(source) for source in known.sources]}
-    return found
+        entries[path.name] = {"sha256": digest, "sources": [asdict(source) for source in known.sources]}
+    return entries

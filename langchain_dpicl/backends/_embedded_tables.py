@@ -1,4 +1,4 @@
-"""The shipped tables of the embedded model: vocabulary, n-gram trie, topic vectors. Knows no prompt and keeps none."""
+"""Loads the shipped tables of the embedded model: vocabulary, n-gram trie and topic vectors."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ class Tables:
             if entries is None:
                 continue
             level = self._levels[length - 1]
-            found = level.probabilities[entries]
-            row *= 1.0 - found.sum()
-            row[level.tokens[entries]] += found
+            continuations = level.probabilities[entries]
+            row *= 1.0 - continuations.sum()
+            row[level.tokens[entries]] += continuations
         return row
 
     def _entries(self, context: Sequence[int]) -> slice | None:
-        """The trie entries that continue `context`, or None where it was never seen."""
+        """Returns the trie entries that continue `context`, or None where it was never seen."""
         node = int(context[0])
         for level, token in zip(self._levels, context[1:], strict=False):
             first, last = level.starts[node], level.starts[node + 1]

@@ -1,7 +1,4 @@
-"""Topic vectors of tokens, learnt from streams of token ids. Knows no prompt; not imported at run time.
-
-Sources: Levy and Goldberg (2014) for factorised PPMI; Arora et al. (2017) for smooth inverse frequency.
-"""
+"""Learns topic vectors of tokens from streams of token ids."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from langchain_dpicl.backends._embedded_recipe import Recipe
 from langchain_dpicl.backends._embedded_tables import END, Floats, Ints
 
 
+# Sources: Levy and Goldberg (2014) for factorised PPMI; Arora et al. (2017) for smooth inverse frequency.
 def cooccurrences(streams: Mapping[str, Ints], recipe: Recipe) -> sp.csr_matrix:
-    """Weighted counts of token pairs within the window of one document, symmetric."""
+    """Returns symmetric, weighted counts of token pairs within a window of one document."""
     base = recipe.vocabulary
     total = np.zeros(base * base, np.float32)
     for name, stream in streams.items():
@@ -55,7 +53,7 @@ def topic_vectors(streams: Mapping[str, Ints], tokens: Sequence[bytes], recipe: 
 
 
 def _within_documents(streams: Mapping[str, Ints], vectors: Floats, recipe: Recipe) -> Floats:
-    """Whitens what varies between passages of one document, so that directions that tell documents apart count more."""
+    """Whitens variation between passages of one document, so that directions that separate documents count more."""
     scatter, number, size = np.zeros((vectors.shape[1],) * 2), 0, recipe.passage
     for stream in streams.values():
         borders: list[int] = np.flatnonzero(stream == END).tolist()

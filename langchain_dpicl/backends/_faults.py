@@ -1,4 +1,4 @@
-"""Sorts what a model call raises: is it worth another try? Knows no request; of the exception it keeps public facts."""
+"""Classifies the exceptions of model calls by whether another attempt makes sense."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Over
 
 
 class Sorted(NamedTuple):
-    """A failure, sorted; the fields are those of `silent.Reply`."""
+    """A classified failure; the fields are those of `silent.Reply`."""
 
     fault: Literal["busy", "loop", "content"]
     retry_after: float | None = None
@@ -20,7 +20,7 @@ class Sorted(NamedTuple):
 
 
 def sort(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Sorted:
-    """Sorts a failure; total, as attributes of foreign exceptions may raise. `explain`: see `silent.Request`."""
+    """Classifies a failure, and never raises, although attributes of the exception may; `explain`: see `Request`."""
     try:
         status = _status(error)
         names = [base.__name__ for base in type(error).__mro__]

@@ -1,4 +1,4 @@
-"""Limits the exchanges of `http.client`, which requests, urllib3 and botocore use; the guards are set by `_door`."""
+"""Limits the exchanges of `http.client`, which requests, urllib3 and botocore use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from langchain_dpicl.backends._passage import Passage, RefusedReplyError, inside, passage_of, waiting
-from langchain_dpicl.backends._quiet import Call
+from langchain_dpicl.backends._passage import Passage, RefusedReplyError, inside, waiting
 
 Inner: TypeAlias = Callable[..., Any]
 
@@ -18,7 +17,7 @@ _READ = 65_536
 
 
 class _Reads(io.RawIOBase):
-    """Reads from a socket's file, each time within the time that is left."""
+    """Reads from a socket's file, each read within the remaining time."""
 
     def __init__(self, passage: Passage, plain: Any) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class _Reads(io.RawIOBase):
 
 
 class _TimedReplies:
-    """Stands for the class of replies of a connection."""
+    """Replaces the reply class of a connection."""
 
     def __init__(self, passage: Passage, made: Callable[..., Any]) -> None:
         self._passage, self._made = passage, made
@@ -48,7 +47,7 @@ class _TimedReplies:
 
 
 class _Timed:
-    """Stands for a socket where a reply is read from it."""
+    """Replaces a socket while a reply is read from it."""
 
     def __init__(self, passage: Passage, plain: Any) -> None:
         self._passage, self._socket = passage, plain
@@ -59,7 +58,7 @@ class _Timed:
 
 @contextlib.contextmanager
 def _timed_replies(passage: Passage, connection: Any) -> Iterator[None]:
-    """Has a connection read its replies within the time that is left."""
+    """Makes a connection read its replies within the remaining time."""
     own = vars(connection).get("response_class")
     if isinstance(own, _TimedReplies):  # `connect` calls that of the base class
         yield
@@ -74,35 +73,29 @@ def _timed_replies(passage: Passage, connection: Any) -> Iterator[None]:
             connection.response_class = own
 
 
-def put_request(inner: Inner, call: Call, connection: Any, method: str, url: str, *more: Any, **options: Any) -> Any:
-    """Notes where a request goes."""
-    passage = passage_of(call)
-    if passage is not None:
-        passage.left()
-        passage.hosts[f"{connection.host}:{connection.port}"] = None
-        tunnel = getattr(connection, "_tunnel_host", None)
-        if tunnel:
-            passage.hosts[f"{tunnel}:{connection._tunnel_port}"] = None  # noqa: SLF001  told nowhere else
-        elif url.startswith("http"):  # through a proxy
-            passage.hosts[urlsplit(url).netloc.rpartition("@")[2]] = None
+def put_request(
+    inner: Inner, passage: Passage, connection: Any, method: str, url: str, *more: Any, **options: Any
+) -> Any:
+    """Records where a request goes."""
+    passage.left()
+    passage.hosts[f"{connection.host}:{connection.port}"] = None
+    tunnel = getattr(connection, "_tunnel_host", None)
+    if tunnel:
+        passage.hosts[f"{tunnel}:{connection._tunnel_port}"] = None  # noqa: SLF001  no public way
+    elif url.startswith("http"):  # through a proxy
+        passage.hosts[urlsplit(url).netloc.rpartition("@")[2]] = None
     return inner(connection, method, url, *more, **options)
 
 
-def connect_http(inner: Inner, call: Call, connection: Any) -> Any:
-    """Connects, within the time that is left."""
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection)
+def connect_http(inner: Inner, passage: Passage, connection: Any) -> Any:
+    """Connects within the remaining time."""
     # A proxy replies before the provider does.
     with inside(passage), _closed_if_refused(connection), _timed_replies(passage, connection):
         return inner(connection)
 
 
-def send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
-    """Sends, within the time that is left."""
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection, data)
+def send_http(inner: Inner, passage: Passage, connection: Any, data: Any) -> Any:
+    """Sends within the remaining time."""
     with inside(passage), _closed_if_refused(connection):
         if connection.sock is None and connection.auto_open:
             connection.connect()
@@ -114,7 +107,7 @@ def send_http(inner: Inner, call: Call, connection: Any, data: Any) -> Any:
 
 @contextlib.contextmanager
 def _closed_if_refused(connection: Any) -> Iterator[None]:
-    """Closes a connection on which an exchange ends halfway: else the next row could not use it, or read this one's."""
+    """Closes a connection whose exchange was refused halfway, so that the next row cannot read this row's reply."""
     try:
         yield
     except RefusedReplyError:
@@ -122,11 +115,8 @@ def _closed_if_refused(connection: Any) -> Iterator[None]:
         raise
 
 
-def reply_http(inner: Inner, call: Call, connection: Any) -> Any:
-    """Reads a reply and its body within the limits, and gives the body in its place."""
-    passage = passage_of(call)
-    if passage is None:
-        return inner(connection)
+def reply_http(inner: Inner, passage: Passage, connection: Any) -> Any:
+    """Reads a reply and its body within the limits, and returns it with the body in memory."""
     with _closed_if_refused(connection), _timed_replies(passage, connection):
         response = inner(connection)
     try:
@@ -147,14 +137,11 @@ def reply_http(inner: Inner, call: Call, connection: Any) -> Any:
 
 
 def _check_length(response: Any) -> None:
-    """Raises where a body ended early: `read` does not tell, and without its length nobody can later."""
+    """Raises for a body that ended early, which `read` does not report."""
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
 
 
-def reply_http2(inner: Inner, call: Call, connection: Any) -> Any:
-    """Refuses what urllib3 reads by itself."""
-    passage = passage_of(call)
-    if passage is not None:
-        raise passage.refuse("HTTP/2 of urllib3, which has no limits")
-    return inner(connection)
+def reply_http2(inner: Inner, passage: Passage, connection: Any) -> Any:  # noqa: ARG001
+    """Refuses HTTP/2 replies of urllib3, which no guard limits."""
+    raise passage.refuse("HTTP/2 of urllib3, which has no limits")

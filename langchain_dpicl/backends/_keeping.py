@@ -1,9 +1,4 @@
-"""Which embeddings keep or tell what they embed: refused before they see a private text. Makes no call.
-
-A cache of embeddings is a store of the texts, or of hashes that a guessed text can be checked against, and it answers
-faster for what it has seen. What is looked for is what people hand in: LangChain's cache-backed embeddings, stores and
-caches held in a field, memoised methods, callback handlers and runnables. Knows nothing of privacy.
-"""
+"""Refuses embeddings that store texts or pass them on: caches, byte stores, memoised methods, handlers, runnables."""
 
 from __future__ import annotations
 
@@ -20,35 +15,37 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl.backends._preflight import held_by, refuse_gateway
 from langchain_dpicl.exceptions import UnsilencableModelError
 
+# A cache of embeddings stores the texts, or hashes that a guessed text can be checked against, and it answers faster
+# for a text that it has seen.
 _STORING = (("mget", "mset"), ("lookup", "update"))
 """Methods of LangChain's byte stores and of its caches."""
 
 _FOLDERS = ("dir", "directory", "folder", "home", "root")
-"""How the names of fields end that say where a model's own files are kept, as in `cache_folder`."""
+"""Endings of field names that hold the folder of a model's files, as in `cache_folder`."""
 
 _MEMOISED = type(functools.lru_cache(lambda: None))
 
 
 def refuse_keepers(embeddings: Embeddings) -> None:
-    """Raises UnsilencableModelError for embeddings, or inner ones they hold, that keep texts or tell others of them."""
+    """Raises UnsilencableModelError for embeddings, or inner ones they hold, that store texts or pass them on."""
     for one in _all_of(embeddings):
-        kind, held = type(one).__name__, held_by(one)
-        if reason := _kept_by(type(one)) or next(filter(None, map(_kept_in, held, held.values())), ""):
+        kind, attributes = type(one).__name__, held_by(one)
+        if reason := _kept_by(type(one)) or next(filter(None, map(_kept_in, attributes, attributes.values())), ""):
             raise UnsilencableModelError(
-                f"expected embeddings that keep nothing, found {kind}, {reason}: private answers, or what they can be "
+                f"expected embeddings that keep nothing, found {kind}, {reason}: private answers, or data they can be "
                 "guessed from, would stay there; pass the inner embeddings without a cache"
             )
-        for name, value in held.items():
+        for name, value in attributes.items():
             if any(isinstance(item, Runnable | BaseCallbackHandler | BaseCallbackManager) for item in _inside(value)):
                 raise UnsilencableModelError(
                     f"{kind} holds a runnable or callback handler in {name!r}, which would see the texts; "
                     "pass embeddings without it"
                 )
-        refuse_gateway(kind, held.values())
+        refuse_gateway(kind, attributes.values())
 
 
 def _all_of(embeddings: Embeddings) -> Iterator[Embeddings]:
-    """Yields embeddings and, as deep as they go, those they hold."""
+    """Yields embeddings and all embeddings that they hold, at any depth."""
     todo, seen = [embeddings], {id(embeddings)}
     for one in todo:  # it grows
         yield one
@@ -67,7 +64,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _kept_by(kind: type) -> str:
-    """Says what makes a class one that keeps texts; "" if nothing does."""
+    """Says why a class stores texts; "" if nothing shows that it does."""
     named = next((base.__name__ for base in kind.__mro__ if "cache" in base.__name__.lower()), "")
     if named:
         return "which is a cache by its name" if named == kind.__name__ else f"a cache by the name of its base {named}"
@@ -84,12 +81,12 @@ def _is_memoised(value: Any) -> bool:
     value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     if not isinstance(value, _MEMOISED):
         return False
-    taken = inspect.signature(value.__wrapped__).parameters.values()
-    return len(taken) > (0 if is_static else 1) or any(one.kind is one.VAR_POSITIONAL for one in taken)
+    parameters = inspect.signature(value.__wrapped__).parameters.values()
+    return len(parameters) > (0 if is_static else 1) or any(one.kind is one.VAR_POSITIONAL for one in parameters)
 
 
 def _kept_in(name: str, value: Any) -> str:
-    """Says what makes an attribute one that keeps texts; "" if nothing does."""
+    """Says why an attribute stores texts; "" if nothing shows that it does."""
     stored = [item for item in _inside(value) if any(_has(item, methods) for methods in _STORING)]
     if stored and not isinstance(value, str | bytes):
         return f"which holds a store or cache in {name!r}"

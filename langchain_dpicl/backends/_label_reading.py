@@ -1,8 +1,4 @@
-"""What one row of scores says about labels, and which first tokens tell labels apart. Pure; knows no engine, no prompt.
-
-Everything that reads a row takes that row alone and works in plain Python numbers, one after the other: no number of a
-row can depend on where the row stands or on what stands beside it. Whatever the numbers are, nothing here raises.
-"""
+"""Reads label probabilities from one row of scores, and finds the first tokens that distinguish labels."""
 
 from __future__ import annotations
 
@@ -15,6 +11,8 @@ from itertools import chain
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.exceptions import ConfigurationError
 
+# All readers take one row alone and compute in plain Python numbers, in order: a row's numbers cannot depend on its
+# place or on other rows. No number makes a reader raise.
 LEAST_WEIGHT = sys.float_info.min
 """Least content-free probability to divide by, where every label has a likelihood."""
 
@@ -26,12 +24,7 @@ _FIRST_WORD = re.compile(r".[^\s!-/:-@\[-`{-~]*", re.DOTALL)
 
 
 def checked(verbalizers: object) -> tuple[tuple[str, ...], ...]:
-    """Returns the texts of each label.
-
-    Raises:
-      ConfigurationError: they are no lists of texts, fewer than two labels, a text is empty or no Unicode, or two
-        labels share one (white space around it does not count).
-    """
+    """Returns the distinct texts of each label, or raises ConfigurationError; two labels may not share a text."""
     groups = _listed(verbalizers)
     rows = [_listed(texts) for texts in groups or ()]
     if groups is None or len(groups) < 2 or not all(row and all(map(_is_text, row)) for row in rows):
@@ -50,10 +43,7 @@ def checked(verbalizers: object) -> tuple[tuple[str, ...], ...]:
 
 
 def softmax(row: Sequence[float]) -> list[float]:
-    """Returns the probability of each text, from the log-likelihoods of all; NaN and infinities count as impossible.
-
-    A row without any possible text is zeros.
-    """
+    """Returns the probability of each text from its log-likelihood; NaN and infinities count as impossible."""
     if -math.inf < sum(row) < math.inf:
         top = max(row)
         weights = [math.exp(value - top) for value in row]
@@ -65,20 +55,14 @@ def softmax(row: Sequence[float]) -> list[float]:
 
 
 def kept(row: Sequence[float]) -> list[float]:
-    """Returns the probability of each text as the engine gave it, as a logarithm; a sum above 1 is scaled down."""
+    """Returns the exponentials of log-probabilities, scaled down where they sum to more than 1."""
     weights = [math.exp(min(value, 0.0)) if math.isfinite(value) else 0.0 for value in row]
     total = sum(weights)
     return [weight / total for weight in weights] if total > 1.0 else weights
 
 
 def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list[float]:
-    """Returns [width] label probabilities: those of its texts, added.
-
-    Args:
-      texts: probability of each text.
-      places: the label of each text.
-      width: number of labels.
-    """
+    """Returns [width] label probabilities: the sums over each label's texts."""
     out = [0.0] * width
     for value, place in zip(texts, places, strict=True):
         out[place] += value
@@ -86,12 +70,7 @@ def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list
 
 
 def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
-    """Returns [width] the labels' shares of their common mass; zeros where there is none.
-
-    Args:
-      reported: (label, probability of one of its tokens); what is no number above 0 counts as 0.
-      width: number of labels.
-    """
+    """Returns [width] the labels' shares of their common mass, zeros if there is none; non-numbers count as 0."""
     out = [0.0] * width
     for place, value in reported:
         if 0.0 < value < math.inf:
@@ -105,11 +84,6 @@ def calibrated(own: list[float], content_free: Sequence[list[float]], *, least: 
 
     Content-free rows of zeros (their calls failed) are left out of the mean; without any other, or where `own` is
     zeros, `own` is returned as it is.
-
-    Args:
-      own: [labels] probabilities on the query.
-      content_free: [labels] each, on the content-free inputs of the same demonstrations.
-      least: no mean counts less than this.
 
     Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0.
     """
@@ -125,35 +99,24 @@ def calibrated(own: list[float], content_free: Sequence[list[float]], *, least: 
 
 
 def tokens_of_vocabulary(labels: Sequence[Sequence[str]], decoded: Iterable[tuple[Token, str]]) -> dict[Token, int]:
-    """Returns the tokens that begin texts of one label alone, and that label's place; case does not count.
-
-    Args:
-      labels: the texts of each label.
-      decoded: every token of the vocabulary and its text; white space in front of it does not count.
-
-    Raises:
-      ConfigurationError: a label has no token of its own.
-    """
+    """Returns the tokens that begin texts of exactly one label, with that label's place; case does not count."""
     begun = _beginnings(labels)
-    found: dict[Token, int] = {}
+    label_of: dict[Token, int] = {}
     for token, text in decoded:
         place = begun.get(text.lstrip().casefold())
         if place is not None:
-            found[token] = place
-    return _each_has_one(labels, found, set(found.values()))
+            label_of[token] = place
+    return _each_has_one(labels, label_of, set(label_of.values()))
 
 
 def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
-    """Is `tokens_of_vocabulary` where the vocabulary is not known: every beginning that may be a token, as bytes.
+    """Returns what `tokens_of_vocabulary` does for an unknown vocabulary: every byte string that may be such a token.
 
-    With a space in front and without; as written, in lower and upper case, and capitalised; whole characters only. A
-    beginning that runs beyond the first word is taken, but tells no labels apart: tokens hardly ever do.
-
-    Raises:
-      ConfigurationError: a label has no beginning of its own in its first word.
+    With and without a space in front; as written, lower, upper and capitalised; whole characters only. Beginnings that
+    run beyond the first word are included, but do not count as distinguishing, as tokens hardly ever do.
     """
     begun = _beginnings(labels)
-    found: dict[Token, int] = {}
+    label_of: dict[Token, int] = {}
     served: set[int] = set()
     for text in chain.from_iterable(map(_spellings, chain.from_iterable(labels))):
         word = _FIRST_WORD.match(text)
@@ -161,25 +124,25 @@ def tokens_of_bytes(labels: Sequence[Sequence[str]]) -> dict[Token, int]:
             place = begun.get(text[:length].casefold())
             if place is not None:
                 token = text[:length].encode()
-                found[token] = found[b" " + token] = place
+                label_of[token] = label_of[b" " + token] = place
                 if word is not None and length <= word.end():
                     served.add(place)
-    return _each_has_one(labels, found, served)
+    return _each_has_one(labels, label_of, served)
 
 
-def _each_has_one(labels: Sequence[Sequence[str]], found: dict[Token, int], served: set[int]) -> dict[Token, int]:
+def _each_has_one(labels: Sequence[Sequence[str]], label_of: dict[Token, int], served: set[int]) -> dict[Token, int]:
     missing = [texts for place, texts in enumerate(labels) if place not in served]
     if missing:
         raise ConfigurationError(
-            "expected verbalizers whose first tokens tell the labels apart (this model reports next tokens only), "
+            "expected verbalizers whose first tokens distinguish the labels (this model reports next tokens only), "
             f"found no first token of its own for {missing!r}; give other verbalizers, of which none begins with "
             'the first word of another, or take votes="text"'
         )
-    return found
+    return label_of
 
 
 def _beginnings(labels: Sequence[Sequence[str]]) -> dict[str, int | None]:
-    """Returns every beginning of a folded text and its label; None where it begins texts of several."""
+    """Returns every beginning of a case-folded text and its label; None where texts of several labels begin so."""
     begun: dict[str, int | None] = {}
     for place, texts in enumerate(labels):
         for text in texts:
@@ -200,7 +163,7 @@ def _listed(values: object) -> Sequence[object] | None:
 
 
 def _is_text(text: object) -> bool:
-    """Whether it is a text that says something and can be encoded (a lone surrogate cannot)."""
+    """Whether it is a non-blank text that can be encoded (a lone surrogate cannot)."""
     return (
         isinstance(text, str)
         and bool(text.strip())

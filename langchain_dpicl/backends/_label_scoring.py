@@ -1,8 +1,4 @@
-"""How an engine is asked about labels, and how its answers are read. Knows no noise, no records and no ledger.
-
-A scorer's private calls may raise whatever an engine raises; who calls them keeps that in its own row (`label_rows`).
-Its reading of one prompt's scores is pure and raises nothing.
-"""
+"""Asks an engine for scores of labels and reads its answers as label probabilities."""
 
 from __future__ import annotations
 
@@ -33,14 +29,14 @@ Reported: TypeAlias = tuple[int, float]
 """A label, and the probability of a token that begins it."""
 
 S = TypeVar("S")
-"""What an engine says after one prompt, as a scorer reads it."""
+"""The scores of one prompt, as a scorer reads them."""
 
 _KEPT = frozenset({"decisions", "text votes"})
 
 
 @runtime_checkable
 class OtherBackend(PublicChoiceBackend, Protocol):
-    """Tells an answer that names no choice from a call that failed, for private prompts too."""
+    """Distinguishes an answer that names no choice from a failed call, for private prompts too."""
 
     def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices + 1]: `score_choices`, and last 0 where an answer names no choice.
@@ -49,22 +45,11 @@ class OtherBackend(PublicChoiceBackend, Protocol):
         """
 
     async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_with_other`, awaitable."""
+        """Async twin of `score_with_other`."""
 
 
 def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer[Any]:
-    """Returns the best way to score labels that the engine allows.
-
-    Args:
-      engine: scores choices, or next tokens.
-      labels: the texts of each label.
-      other: whether a column more, at the end, counts answers that name no label.
-
-    Raises:
-      ConfigurationError: the engine cannot tell the labels apart; or it gives probabilities, and `other` is asked for.
-      CapabilityError: it scores neither choices nor next tokens, or reports top tokens that are not bytes; or it
-        cannot tell an answer without a label from a failed call, and `other` is asked for.
-    """
+    """Returns the best way to score labels that the engine allows; `other`: a last column for answers without one."""
     if isinstance(engine, ChoiceBackend):
         choices = _Choices(engine, labels)
         return _WithOther(engine, choices) if other else choices
@@ -79,7 +64,7 @@ def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: boo
 
 
 class Scorer(ABC, Generic[S]):
-    """One way to score labels: calls that may raise, and a reading of one row that does not."""
+    """One way to score labels; calls may raise, reading the scores of one prompt may not."""
 
     kind: str
     width: int
@@ -92,11 +77,11 @@ class Scorer(ABC, Generic[S]):
 
     @abstractmethod
     async def ascore(self, prompts: Sequence[str]) -> Rows:
-        """Is `score`, awaitable."""
+        """Async twin of `score`."""
 
     @abstractmethod
     def split(self, rows: Rows) -> list[S]:
-        """Cuts float64[prompts, columns] into what belongs to each prompt."""
+        """Splits float64[prompts, columns] into the scores of each prompt."""
 
     @abstractmethod
     def read(self, scores: S) -> list[float]:
@@ -108,35 +93,27 @@ class Scorer(ABC, Generic[S]):
 
     @abstractmethod
     async def apublic(self, prompt: str) -> list[float]:
-        """Is `public`, awaitable."""
+        """Async twin of `public`."""
 
     def of_batches(self) -> Scorer[Any]:
-        """Returns what scores many public prompts: this one, or one that tells more of failed calls."""
+        """Returns the scorer of many public prompts: this one, or one that reports more about failed calls."""
         return self
 
     def batch(self, rows: object, num_prompts: int) -> list[list[float] | None]:
-        """Returns the label probabilities after each public prompt; None: the call failed, or names no label.
-
-        Args:
-          rows: what `score` gave for the prompts.
-          num_prompts: number of prompts.
-
-        Raises:
-          ModelCallError: the engine answered with something else than rows.
-        """
-        found = fitting(rows, num_prompts, self.columns)
-        if found is None:
+        """Returns the label probabilities after each public prompt; None if the call failed or no label is named."""
+        scores = fitting(rows, num_prompts, self.columns)
+        if scores is None:
             raise _misshapen(num_prompts, self.columns)
-        return [row if any(row) else None for row in map(self.read, self.split(found))]
+        return [row if any(row) else None for row in map(self.read, self.split(scores))]
 
     def row(self, scores: Sequence[S | None]) -> list[float]:
-        """Returns the label probabilities of one row: of the query first, then of its content-free prompts."""
+        """Returns the label probabilities of one row, from the scores of its query and of its content-free prompts."""
         first, *free = scores
         own = [0.0] * self.width if first is None else self.read(first)
         if not free:
             return own
-        found = [[0.0] * self.width if one is None else self.read(one) for one in free]
-        return calibrated(own, found, least=self.least)
+        content_free = [[0.0] * self.width if one is None else self.read(one) for one in free]
+        return calibrated(own, content_free, least=self.least)
 
 
 class _Choices(Scorer[list[float]]):
@@ -153,7 +130,7 @@ class _Choices(Scorer[list[float]]):
         self._engine = engine
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
         if self._public is not None:
-            self._public.score_choices([], self.texts)  # makes no call, but refuses texts that it cannot tell apart
+            self._public.score_choices([], self.texts)  # makes no call, but refuses ambiguous texts
 
     def score(self, prompts: Sequence[str]) -> Rows:
         return self._engine.score_choices(prompts, self.texts)
@@ -183,10 +160,10 @@ class _Choices(Scorer[list[float]]):
         return self._answer(await self._engine.ascore_choices([prompt], self.texts))
 
     def _answer(self, scores: Rows) -> list[float]:
-        found = fitting(scores, 1, self.columns)
-        if found is None:
+        fitted = fitting(scores, 1, self.columns)
+        if fitted is None:
             raise _misshapen(1, self.columns)
-        row = self.read(self.split(found)[0])
+        row = self.read(self.split(fitted)[0])
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
                 "the engine has no likelihood for any label after a public prompt; check the model and the length of "
@@ -196,14 +173,14 @@ class _Choices(Scorer[list[float]]):
 
 
 class _WithOther(Scorer[list[float]]):
-    """Scores complete texts, and in a column more the answers that name none of them; votes alone can have it."""
+    """Scores complete texts, with one more column for answers that name none of them; for text votes only."""
 
     def __init__(self, engine: ChoiceBackend, choices: _Choices) -> None:
         if choices.kind != "text votes":
             raise _no_other(choices.kind)
         if not isinstance(engine, OtherBackend):
             raise CapabilityError(
-                "expected with other=True an engine that tells an answer without a label from a failed call "
+                "expected with other=True an engine that distinguishes an answer without a label from a failed call "
                 f"(score_with_other), found {type(engine).__name__}; take TextVoteBackend, or other=False"
             )
         self._engine, self._choices = engine, choices
@@ -252,11 +229,11 @@ class _FirstTokens(Scorer[list[Reported]]):
             return await session.ascore(self._domain)
 
     def split(self, rows: Rows) -> list[list[Reported]]:
-        found: list[list[Reported]] = [[] for _ in rows]
+        per_row: list[list[Reported]] = [[] for _ in rows]
         at, columns = rows.nonzero()  # few: a top-k engine reports at most k of all beginnings
         for row, column, value in zip(at.tolist(), columns.tolist(), rows[at, columns].tolist(), strict=True):
-            found[row].append((self._places[column], value))
-        return found
+            per_row[row].append((self._places[column], value))
+        return per_row
 
     def read(self, scores: list[Reported]) -> list[float]:
         return shares(scores, self.width)
@@ -277,7 +254,7 @@ class _FirstTokens(Scorer[list[Reported]]):
 
 
 def _or_other(row: list[float]) -> list[float]:
-    """Returns the row of a public prompt, whose call did not fail, with the column of answers without a label."""
+    """Returns the row of a public prompt whose call succeeded, with the column of answers without a label."""
     return [*row, 0.0 if any(row) else 1.0]
 
 
@@ -293,19 +270,19 @@ def _own_tokens(engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -
 
 
 def _told_apart(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the texts of one label that an answer can tell apart; the first of those that it cannot."""
-    found: list[str] = []
+    """Returns the texts of one label that an answer can distinguish, the first of those that it cannot."""
+    distinct: list[str] = []
     for text in texts:
         with contextlib.suppress(ConfigurationError):  # the rule is that of `Names`; each text is known to be one
-            Names([*found, text])
-            found.append(text)
-    return tuple(found)
+            Names([*distinct, text])
+            distinct.append(text)
+    return tuple(distinct)
 
 
 def _no_other(kind: str) -> ConfigurationError:
     return ConfigurationError(
         f"expected other=True with text votes only, found {kind!r}: there the labels share all probability, and no "
-        'answer is left without one; take other=False, or votes="text"'
+        'answer is without one; pass other=False, or votes="text"'
     )
 
 

@@ -1,4 +1,4 @@
-"""Limits of one attempt of a silent call over HTTP: what its exchanges may take and send, and what became of them."""
+"""Limits the time and size of the HTTP exchanges of one silent call, and records what became of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Explain: TypeAlias = Literal["", "kind", "text"]
 
 
 class RefusedReplyError(Exception):
-    """An HTTP exchange of a silent call went beyond its limits; says nothing of what was sent or received."""
+    """An HTTP exchange of a silent call exceeded its limits; holds nothing that was sent or received."""
 
 
 class Passage:
     """The limits of one attempt of a silent call, and what became of its HTTP exchanges.
 
-    Once an exchange has been refused, so is every further one of the attempt: SDKs try again by themselves.
+    Once an exchange has been refused, so is every further one of the attempt, as SDKs retry by themselves.
 
     Args:
       deadline: seconds from the first request of the attempt until its last reply is read.
@@ -29,7 +29,7 @@ class Passage:
 
     Attributes:
       hosts: names and ports that requests were sent to, and those of proxies.
-      stray: what something else than a limited client did, "" if there was none; follows the model's name.
+      stray: what an unlimited client did, "" if there was none; text that follows the model's name.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Passage:
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
-        """Marks the model's call: there are no limits before."""
+        """Marks the model's call; no limits apply before it."""
         self._is_calling = True
         try:
             yield
@@ -63,10 +63,10 @@ class Passage:
             self._is_over = True
 
     def now(self) -> Passage | None:
-        """Returns the limits that hold now; None before the model is called.
+        """Returns the limits that apply now; None before the model is called.
 
-        A thread that the model started and keeps has the mark of that one call for good. What it does for later ones
-        gets limits of its own: nothing that one row met may stop the exchanges of others.
+        A thread that the model keeps carries the mark of the call that started it. Its work for later calls gets new
+        limits: no row may stop the exchanges of another.
         """
         if not self._is_calling:
             return None
@@ -81,27 +81,23 @@ class Passage:
 
     @property
     def is_refused(self) -> bool:
-        """Whether an exchange went beyond its limits."""
+        """Whether an exchange exceeded its limits."""
         return bool(self._kind)
 
     def reason(self, explain: Explain) -> str:
-        """Says why an exchange was refused, as far as `silent.Request.explain` allows; "" of a private call."""
+        """Returns why an exchange was refused, as far as `silent.Request.explain` allows; "" for a private call."""
         if not explain:
             return ""
         return self._kind + (f" {self._target}" if explain == "text" and self._target else "")
 
     def refuse(self, kind: str, target: str = "") -> RefusedReplyError:
-        """Notes why an exchange is refused, the first time; returns the error to raise."""
+        """Records why an exchange is refused, the first time; returns the error to raise."""
         if not self._kind:
             self._kind, self._target = kind, target
         return RefusedReplyError(f"a reply of a private model call was refused: {self._kind}")
 
     def left(self) -> float:
-        """Returns the seconds that are left, above 0; the first call starts the clock.
-
-        Raises:
-          RefusedReplyError: no time is left, or an exchange of the attempt was refused before.
-        """
+        """Returns the remaining seconds, above 0; the first call starts the clock; raises RefusedReplyError at 0."""
         now = time.monotonic()
         self._ends = now + self._deadline if self._ends is None else self._ends
         if self._kind or now >= self._ends:
@@ -109,33 +105,25 @@ class Passage:
         return self._ends - now
 
     def late(self) -> RefusedReplyError:
-        """Notes that the time is up; returns the error to raise."""
+        """Records that the time is up; returns the error to raise."""
         return self.refuse(f"no whole reply within the deadline of {self._deadline:g} seconds")
 
     def check_status(self, status: int, location: str | None, asked: str) -> None:
-        """Refuses redirects, and interim replies that a client takes for the answer.
-
-        The answer comes after an interim reply, so the next row on the connection would read it.
-
-        Args:
-          status: of the reply.
-          location: where it points to, if anywhere.
-          asked: the address that was asked.
-        """
+        """Refuses redirects, and interim replies: the next row would read the answer that follows one."""
         if status < 200:
-            raise self.refuse(f"an interim reply in the place of an answer (HTTP {status})")
+            raise self.refuse(f"an interim reply instead of an answer (HTTP {status})")
         if 300 <= status < 400:
             raise self.refuse(f"a redirect (HTTP {status})", f"to {_pointed_to(location, asked)}")
 
     def body(self, encoding: str | None) -> Body:
-        """Returns what collects a reply's body."""
+        """Returns the collector of a reply's body."""
         try:
             return Body(encoding or "", limit=self.max_reply_bytes)
         except UnknownEncodingError:
             raise self.refuse("an encoding of the reply that cannot be decoded") from None
 
     def add(self, body: Body, chunk: bytes) -> None:
-        """Adds to a body what came, within time and size."""
+        """Adds received bytes to a body, within the limits of time and size."""
         self.left()
         try:
             body.add(chunk)
@@ -167,7 +155,7 @@ class _Exchange:
 
 @contextlib.contextmanager
 def inside(passage: Passage) -> Iterator[None]:
-    """Marks what runs inside as part of a limited exchange: connections that are opened there are its own."""
+    """Marks the block as part of a limited exchange, which may open connections."""
     exchange = _Exchange(passage)
     token = EXCHANGE.set(exchange)
     try:
@@ -184,27 +172,27 @@ def is_inside() -> bool:
 
 
 def passage_of(call: Call) -> Passage | None:
-    """Returns the limits of a call; None where no model is called, or is not yet: a rate limiter comes first."""
+    """Returns the limits of a call; None where no model is called, or not yet, as while a rate limiter waits."""
     return call.passage.now() if isinstance(call.passage, Passage) else None
 
 
-def at_most(timeout: float | None, left: float) -> float:
+def at_most(timeout: float | None, remaining: float) -> float:
     """Returns the shorter of two waits; None is no limit."""
-    return left if timeout is None else min(timeout, left)
+    return remaining if timeout is None else min(timeout, remaining)
 
 
 @contextlib.contextmanager
 def waiting(passage: Passage, plain: Any) -> Iterator[None]:
-    """Limits what a socket waits inside by the time that is left; one of an event loop does not wait."""
-    own, left = plain.gettimeout(), passage.left()
+    """Limits the waits of a socket by the remaining time; a non-blocking socket does not wait."""
+    own, remaining = plain.gettimeout(), passage.left()
     if own == 0.0:
         yield
         return
-    plain.settimeout(at_most(own, left))
+    plain.settimeout(at_most(own, remaining))
     try:
         yield
     except TimeoutError:
-        if own is None or left <= own:
+        if own is None or remaining <= own:
             raise passage.late() from None
         raise
     finally:

@@ -1,10 +1,4 @@
-"""Refuses models that cannot be called in silence, and finds what stands on a prompt's way.
-
-Instrumentation of a provider's SDK, or of a model class, replaces functions that prompts pass through. So these are
-looked up here: `Way.trouble` names the package that stands in one. Known recorders are refused wherever they stand, as
-wrappers or as classes. In the classes of installed distributions any other package is refused too, unless it was shown
-to see no bodies (`_wrapper_rules`) or the operator names it; what users put around code of their own is theirs.
-"""
+"""Refuses models whose calls others would see, and finds wrappers in the code path of their prompts."""
 
 from __future__ import annotations
 
@@ -38,15 +32,19 @@ from langchain_dpicl.backends._standing import (
 )
 from langchain_dpicl.exceptions import UnsilencableModelError
 
+# Instrumentation of a provider's SDK, or of a model class, replaces functions that prompts pass through. Known
+# recorders are refused wherever they wrap or subclass. In classes of installed distributions any other package is
+# refused too, unless `_wrapper_rules` shows that it sees no bodies or the operator names it. What users wrap around
+# their own code is theirs.
 Kind: TypeAlias = Literal["chat", "completion", "decisions"]
 
 GENERATING = ("_generate", "_agenerate")
 DECIDING = ("_decide", "_adecide")
 CLASSIFYING = ("_classify", "_aclassify")
 EMBEDDING = ("embed_documents", "aembed_documents")
-"""The doors of a model: the methods, sync and async, that private calls go through."""
+"""The methods of a model, sync and async, that private calls go through."""
 
-# By name, so that neither package is imported: whoever holds such a model has imported it.
+# By name, so that neither package is imported: a user of such a model has imported it.
 DECISION_MODELS = frozenset({("langchain_openai", "OpenAIDecisions"), ("langchain_core", "BaseDecisionModel")})
 _CACHING_STEPS = ("_generate_with_cache", "_agenerate_with_cache", "_generate_helper", "_agenerate_helper")
 _PROMPT_TAKERS = frozenset({*GENERATING, *DECIDING, *CLASSIFYING, *EMBEDDING, "_call", "_acall", "_stream", "_astream"})
@@ -59,10 +57,10 @@ _REQUESTING = frozenset({"requests", "urllib3"})
 _REQUESTS = frozenset({"create", "parse", "stream", "post", "_post", "request", "_request", "send"})
 
 _MADE_AT_RUN_TIME = 1 << 9
-"""Of a type's `__flags__`: Python's own types are part of the interpreter."""
+"""The bit of a type's `__flags__` that Python's own types lack."""
 
 _PARTS_OF_PARTS = 3
-"""How deep clients of any SDK are looked into, as in `client.chat.completions`: the model is at 0, a client at 1."""
+"""Depth to which clients of any SDK are inspected (`client.chat.completions`); the model is at 0, a client at 1."""
 
 _GATEWAY = "https://gateway.smith.langchain.com"
 _OFF = frozenset({"", "false", "0", "no"})
@@ -83,11 +81,7 @@ _LITELLM_ADVICE = (
 
 
 def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
-    """Returns what a model takes and its doors.
-
-    Raises:
-      UnsilencableModelError: it is no chat, completion or decision model.
-    """
+    """Returns the kind of a model and the methods that private calls go through."""
     if isinstance(model, BaseChatModel | BaseLLM):
         return ("chat" if isinstance(model, BaseChatModel) else "completion"), GENERATING
     if any((top_of(base.__module__), base.__name__) in DECISION_MODELS for base in type(model).__mro__):
@@ -101,21 +95,21 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
 
 
 def refuse_open_models(model: Any) -> None:
-    """Raises UnsilencableModelError for a model that tells others of its calls by its own making."""
+    """Raises UnsilencableModelError for a model that reports its calls to others by design."""
     _refuse_overrides(type(model))
-    held, private = held_by(model), model.__pydantic_private__ or {}
+    attributes, private = held_by(model), model.__pydantic_private__ or {}
     declared = {name: getattr(model, name, None) for name in type(model).model_fields}
-    _refuse_company(type(model).__name__, {**{k: v for k, v in held.items() if k not in private}, **declared})
-    refuse_gateway(type(model).__name__, held.values())
+    _refuse_company(type(model).__name__, {**{k: v for k, v in attributes.items() if k not in private}, **declared})
+    refuse_gateway(type(model).__name__, attributes.values())
 
 
 def held_by(thing: Any) -> dict[str, Any]:
-    """Returns the attributes of an object by name: those of pydantic's private and extra fields and slots as well."""
+    """Returns the attributes of an object by name, including pydantic's private and extra fields and slots."""
     slots = (name for base in type(thing).__mro__ for name in _names(vars(base).get("__slots__", ())))
-    held = {name: getattr(thing, name, None) for name in slots if not name.startswith("__")}
+    attributes = {name: getattr(thing, name, None) for name in slots if not name.startswith("__")}
     for more in ("__dict__", "__pydantic_private__", "__pydantic_extra__"):
-        held |= getattr(thing, more, None) or {}
-    return held
+        attributes |= getattr(thing, more, None) or {}
+    return attributes
 
 
 def _names(slots: Any) -> Iterable[str]:
@@ -144,9 +138,9 @@ def _refuse_company(kind: str, values: Mapping[str, Any]) -> None:
 
 
 def refuse_gateway(kind: str, values: Iterable[Any]) -> None:
-    """Raises UnsilencableModelError where one of the values is an address of the LangSmith gateway, or has it.
+    """Raises UnsilencableModelError if one of the values is, or has as base_url, an address of the LangSmith gateway.
 
-    Its default address counts as well when the variable is off by now: it was on when the model was built.
+    The default address counts even if the variable is off by now: it may have been on when the model was built.
     """
     asked = os.environ.get("LANGSMITH_GATEWAY", "")
     gateways = {_GATEWAY} if asked.lower() in _OFF | _ON else {_GATEWAY, asked.rstrip("/")}
@@ -159,7 +153,7 @@ def refuse_gateway(kind: str, values: Iterable[Any]) -> None:
 
 
 def hush_clients(model: Any) -> None:
-    """Gives a silent copy clients that draw no spans of their own, as Anthropic's do: with tokens, or even prompts."""
+    """Gives a silent copy clients that write no OpenTelemetry spans, as Anthropic's do: with tokens or even prompts."""
     _make(model, _clients(model))
     for name, client in vars(model).copy().items():
         if _is_sdk(type(client)) and hasattr(client, "open_telemetry"):
@@ -167,9 +161,9 @@ def hush_clients(model: Any) -> None:
 
 
 class Way:
-    """The functions that a model's prompts pass through; one object per silent model.
+    """Checks the functions that a model's prompts pass through; one object per silent model.
 
-    Wrappers that the operator names later are not accepted: its ledger would not say so of calls paid for before.
+    Wrappers that the operator names later are not accepted: the ledger has recorded the earlier list.
     """
 
     def __init__(self, model: Any) -> None:
@@ -178,7 +172,7 @@ class Way:
         self._seen: Sight | None = None  # one attribute, as threads share it
 
     def trouble(self) -> str:
-        """Returns "" where nobody stands on the way, or a message; looks again only when something has changed."""
+        """Returns a message about a wrapper in the path, "" if there is none; inspects again only after a change."""
         seen = self._seen
         if seen is None or seen.is_old():
             seen = self._seen = _look(self._model, self._named)
@@ -186,7 +180,7 @@ class Way:
 
 
 def _look(model: Any, named: Sequence[str] = ()) -> Sight:
-    """Returns what stands on the way now, with a message about the first package that does not belong there."""
+    """Inspects the path once; returns a snapshot, with a message about the first package that does not belong there."""
     scene = _Scene(model, named)
     for thing, depth in _things(model):
         scene.look_at(thing, depth)
@@ -196,7 +190,7 @@ def _look(model: Any, named: Sequence[str] = ()) -> Sight:
 
 
 class _Scene:
-    """One look: what is compared later, and who stands where he does not belong."""
+    """One inspection: values to compare later, and packages that do not belong in the path."""
 
     def __init__(self, model: Any, named: Sequence[str]) -> None:
         self.model = model
@@ -207,18 +201,18 @@ class _Scene:
         self.things: list[Any] = []
 
     def look_at(self, thing: Any, depth: int) -> None:
-        """Looks at one object on the way, and at its classes."""
+        """Inspects one object in the path, and its classes."""
         self.things.append(thing)
         kind = thing if issubclass(type(thing), type) else type(thing)
         if kind is not thing and (depth <= _PARTS_OF_PARTS or _is_sdk(kind) or _is_http(kind)):
-            # Of the model the names: its fields may change with each call, and a method in the way is a new name.
+            # For the model only the names: fields may change with each call, and a replaced method is a new name.
             self._mark(thing, vars(thing) if thing is self.model else vars(thing).values())
             requests = [(name, value) for name, value in vars(thing).copy().items() if _is_request(thing, name)]
             self._find(kind, requests, is_strict=_is_sdk(kind) or _is_strict(kind, kind))
-        for given in _given(thing):
-            self._mark(given, given)
-            # Hooks are told of each request. Those that users write are theirs, as transports are that they write.
-            hooks = [("event_hooks", hook) for hook in given if callable(hook)]
+        for collection in _given(thing):
+            self._mark(collection, collection)
+            # Hooks receive each request. Hooks and transports that users write are their own responsibility.
+            hooks = [("event_hooks", hook) for hook in collection if callable(hook)]
             for hook in hooks:
                 self._find(kind, [hook], is_strict=_is_installed_code(hook[1]))
         for base in kind.__mro__:
@@ -229,11 +223,11 @@ class _Scene:
                 self._find(base, vars(base).copy().items(), is_strict=_is_strict(kind, base))
 
     def look_around(self) -> None:
-        """Looks at what is told of every call, and at what cannot be looked into."""
+        """Inspects what is told of every call, and clients that cannot be inspected."""
         for name, value in vars(self.model).copy().items():
             opaque = _opaque(value) if "client" in name else ""
             if opaque and not is_within(opaque, self.named):
-                self._note(opaque, f"{type(self.model).__name__}.{name}, which cannot be looked into,")
+                self._note(opaque, f"{type(self.model).__name__}.{name}, which cannot be inspected,")
         for module, kind in self._strangers():
             self._note(shown(module), kind.__name__)
         self._mark(_switches.CARRIED, _switches.CARRIED)
@@ -245,7 +239,7 @@ class _Scene:
             self._note(culprit, place)
 
     def _strangers(self) -> Iterator[tuple[str, type]]:
-        """Yields what objects of SDKs and HTTP clients inherit from other distributions, which nobody names."""
+        """Yields modules of other distributions that SDK and HTTP objects inherit from and that nobody named."""
         kinds = [type(thing) for thing in self.things]
         clients = [base for kind in kinds if not (_is_sdk(kind) or _is_http(kind)) for base in kind.__mro__]
         sdks = tops_of(type(self.model).__mro__).union(*map(_sdks, kinds), _CARRYING)
@@ -258,16 +252,16 @@ class _Scene:
         return top_of(module) in known or is_within(module, self.named) or not is_installed_module(module)
 
     def trouble(self) -> str:
-        """Returns the message about the first package that was found, or about LiteLLM; "" where there is neither."""
+        """Returns the message about the first package found, or about LiteLLM's callbacks; "" if there is neither."""
         start = f"{type(self.model).__name__} cannot be called in silence: "
         for culprit, places in self.found.items():
             standing = dict.fromkeys(places)
             where = ", ".join([*standing][:2]) + (f" and {len(standing) - 2} more" if len(standing) > 2 else "")
-            return f"{start}{culprit} stands before {where} and {_danger_and_advice(culprit)}"
+            return f"{start}{culprit} is in the path of {where} and {_danger_and_advice(culprit)}"
         if not _switches.uses_litellm(self.things):
             return ""
-        told = _switches.litellm_trouble(self.model)
-        return f"{start}{told} would see or keep what it is asked and answers; {_LITELLM_ADVICE}" if told else ""
+        callbacks = _switches.litellm_trouble(self.model)
+        return f"{start}{callbacks} would see or store prompts and answers; {_LITELLM_ADVICE}" if callbacks else ""
 
     def _mark(self, owner: Any, now: Any) -> None:
         self.marks[id(owner)] = (now, tuple(now))
@@ -276,7 +270,7 @@ class _Scene:
         self.found.setdefault(culprit, []).append(place)
 
     def _find(self, owner: type, items: Iterable[tuple[str, Any]], *, is_strict: bool) -> None:
-        """Notes each method of `owner` that another package stands before, under that package's name."""
+        """Records each method of `owner` that another package wraps, under that package's name."""
         top = top_of(owner.__module__)
         place: Place | None = "http" if _is_http(owner) or top in _REQUESTING else None
         bench = Bench(frozenset({top}), is_strict=is_strict, place=place, named=self.named)
@@ -302,10 +296,10 @@ def _danger_and_advice(culprit: str) -> str:
 
 
 def _things(model: Any) -> Iterator[tuple[Any, int]]:
-    """Yields the model, what it holds, and what its clients hold two levels deep, each with its depth.
+    """Yields the model, its attributes, and those of its clients two levels deep, each with its depth.
 
-    Objects of a known SDK or of the HTTP client are followed to any depth; what the model holds by a name that is not
-    a client's is a user's own object, and not looked into.
+    Objects of a known SDK or of the HTTP client are followed to any depth. Attributes of the model whose names are not
+    a client's are the user's own objects, and are not inspected.
     """
     _make(model, _clients(model))
     todo: list[tuple[Any, int]] = [(model, 0)]
@@ -315,13 +309,13 @@ def _things(model: Any) -> Iterator[tuple[Any, int]]:
         if issubclass(type(thing), type):
             continue
         if _is_sdk(type(thing)):
-            # Made on first use, on the way of a call: looked at before the first prompt passes.
+            # Created on first use, inside a call; created here, so that it is inspected before the first prompt.
             _make(thing, ["with_raw_response" if hasattr(type(thing), "create") else "messages"])
-        # Asked of the class first: an object may answer to any name.
+        # On the class: the object itself may answer to any name.
         is_pydantic = hasattr(type(thing), "__pydantic_private__")
-        held = [*vars(thing).items(), *((thing.__pydantic_private__ or {}).items() if is_pydantic else ())]
-        held += [("", item) for given in _given(thing) for item in given]
-        for name, item in held:
+        attributes = [*vars(thing).items(), *((thing.__pydantic_private__ or {}).items() if is_pydantic else ())]
+        attributes += [("", item) for collection in _given(thing) for item in collection]
+        for name, item in attributes:
             kind = type(item)
             is_known = _is_sdk(kind) or _is_http(kind)
             is_client = thing is model and "client" in name
@@ -338,12 +332,12 @@ def _things(model: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _given(thing: Any) -> list[Any]:
-    """Returns the collections in which an HTTP client keeps the transports and hooks that it was given."""
+    """Returns the collections in which an HTTP client keeps its transports and hooks."""
     if not _is_http(type(thing)):
         return []
     mounts, hooks = (vars(thing).get(name) for name in ("_mounts", "_event_hooks"))
-    found = [mounts.values()] if isinstance(mounts, dict) else []
-    return [*found, hooks.values(), *hooks.values()] if isinstance(hooks, dict) else found
+    collections = [mounts.values()] if isinstance(mounts, dict) else []
+    return [*collections, hooks.values(), *hooks.values()] if isinstance(hooks, dict) else collections
 
 
 def _clients(model: Any) -> list[str]:
@@ -351,7 +345,7 @@ def _clients(model: Any) -> list[str]:
 
 
 def _make(thing: Any, names: Iterable[str]) -> None:
-    """Has a thing make its cached parts; a part that cannot be made is not on the way."""
+    """Makes a thing create its cached parts; a part that cannot be created is not in the path."""
     for name in names:
         if type(static(type(thing), name)) is functools.cached_property:
             with contextlib.suppress(Exception):
@@ -381,13 +375,13 @@ def _is_looked_at(base: type) -> bool:
 
 
 def _is_strict(kind: type, base: type) -> bool:
-    """Whether any package counts that stands in a base: in what is installed, not in what users write."""
+    """Whether wrappers by any package count in a base: in installed classes, not in those that users write."""
     top = top_of(base.__module__)
     return top.startswith("langchain_") or top in HTTP or top in _sdks(kind) or is_installed(base)
 
 
 def _made_in(kind: type) -> Iterator[str]:
-    """Yields the modules of a class and its bases; by their functions, as SDKs give their name to others' classes."""
+    """Yields the modules of a class and its bases, by their functions, as SDKs give their name to other classes."""
     for base in kind.__mro__:
         functions = [value for value in vars(base).values() if type(value) is types.FunctionType]
         modules = dict.fromkeys(str(function.__globals__.get("__name__")) for function in functions)
@@ -395,15 +389,15 @@ def _made_in(kind: type) -> Iterator[str]:
 
 
 def _sdks(kind: type) -> frozenset[str]:
-    """Returns the packages of the SDKs that a class is made of."""
+    """Returns the packages of the SDKs that a class inherits from."""
     return tops_of(base for base in kind.__mro__ if _is_of_sdk(base))
 
 
 def _is_request(thing: Any, name: str) -> bool:
-    """Whether an attribute of a thing itself takes requests, or stands before a method of its class."""
+    """Whether an attribute on an object itself takes requests, or hides a method of its class."""
     value = vars(thing).get(name)
     if type(value) is types.MethodType and _is_sdk(type(value.__self__)):
-        is_held = any(value.__self__ is held for held in [*vars(thing).values()])
+        is_held = any(value.__self__ is value_held for value_held in [*vars(thing).values()])
         if is_held and static(type(value.__self__), str(attribute(value, "__name__"))) is value.__func__:
             return False  # a resource keeps methods of the client that it keeps: those are looked at there
     fields = getattr(type(thing), "model_fields", None)
@@ -412,7 +406,7 @@ def _is_request(thing: Any, name: str) -> bool:
 
 
 def _opaque(value: Any) -> str:
-    """Returns the module of a client of which no function can be looked at, such as a module; "" of any other."""
+    """Returns the module of a client that has no function to inspect, such as a module; "" for any other."""
     if issubclass(type(value), types.ModuleType):
         return "" if top_of(value.__name__) == _switches.LITELLM else value.__name__
     kind = type(value)
@@ -423,5 +417,5 @@ def _opaque(value: Any) -> str:
 
 
 def _is_installed_code(hook: Any) -> bool:
-    """Whether a hook is of an installed distribution, and so not the user's own."""
+    """Whether a hook belongs to an installed distribution, and is not the user's own."""
     return any(is_installed_module(module) for module in modules_of(hook))

@@ -1,18 +1,4 @@
-"""What a model can do, learnt once with public text: does it report logprobs, how many, and does it go on writing?
-
-Knows requests, answers and errors, but no prompt of a user and no privacy.
-
-Whether a server goes on writing an assistant message is seen by comparing two of its own answers. It first writes a
-few tokens of its own and reports the probabilities of each place. Then it is given the first two (and, if that settles
-nothing, the first three) of these tokens as an assistant message, and asked for the next. A server that goes on
-reports what it reported before, whatever the model and however odd its tokens; one that starts anew does not.
-
-Limits: two reports "agree" where they share nine tenths of their mass, so a server whose rows hardly depend on the
-prompt passes. A template that alters the message (trims it, or strips what it takes for thoughts) makes a server that
-goes on look like one that does not. And a server that writes one token whatever is asked cannot be compared with
-itself: it is refused only if its likeliest token opens the probe's sentence again. In the last two cases `prefill=`
-declares what the probe cannot see.
-"""
+"""Learns with public text whether a model reports log-probabilities, how many, and how it continues a prefix."""
 
 from __future__ import annotations
 
@@ -46,16 +32,16 @@ _PREFILLS: tuple[Prefill, ...] = ("plain", "vllm")
 
 
 class NoLogprobsError(CapabilityError):
-    """A CapabilityError of a model that answers, but without logprobs: what it writes may still do as its vote."""
+    """A model answers, but without log-probabilities; its text may still serve as a vote."""
 
 
 class Probed(NamedTuple):
-    """What a probe brings.
+    """The result of a probe.
 
     Attributes:
-      wire: how the model is asked from now on.
-      entries: what it reports for one token, as it stands.
-      found: the same, read.
+      wire: the request format to use.
+      entries: what the model reports for one token, as received.
+      found: the same as probabilities.
     """
 
     wire: Wire
@@ -89,26 +75,23 @@ def probe(
     entries = wire.entries(reply)
     if any(spelled_by_id(entry) is not None for entry, _ in entries):
         load()
-    found = wire.read(reply)
-    if entries and not found:
+    reported = wire.read(reply)
+    if entries and not reported:
         _refuse_unreadable(name, entries)
     if not entries:
         raise NoLogprobsError(f"{name} answered a public probe without {what}. {about(kind, name)}")
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _continued(calls, wire, tests)
-    return Probed(wire, entries, found)
+    return Probed(wire, entries, reported)
 
 
 def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool) -> int:
     """Returns how many top tokens a model reports.
 
-    A given number is held: the probe must bring that many entries. Two cases are no lack. Entries in a mapping from
-    texts have lost those that share a text, hence the tenth of slack there. And a vocabulary may be smaller than the
-    number; its probabilities sum to 1.
-
-    Raises:
-      CapabilityError: too few.
+    If the number is given, the probe must return that many entries, with two exceptions. A mapping from texts has lost
+    entries that share a text, hence a tenth of slack. And a vocabulary may be smaller than the number; its
+    probabilities sum to 1.
     """
     reported = len(entries)
     if is_given:
@@ -123,29 +106,29 @@ def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool)
         )
     if reported < 2:
         raise CapabilityError(
-            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves nothing to choose. "
+            f"expected 2 or more top logprobs from {name}, found {reported}: one candidate leaves no choice. "
             f"Take another model, or LangChainBackend(llm, max_top_k={reported}) if that is what you want"
         )
     return min(asked, reported)
 
 
 def refuse_partial_vocabulary(name: str, entries: Sequence[Entry], asked: int) -> None:
-    """Raises CapabilityError where a server cut the list in silence, or the number is not that of its vocabulary.
+    """Raises CapabilityError if a server cut the list silently, or the number is not the size of its vocabulary.
 
     Entries that share a text may be merged, hence the tenth of slack.
     """
-    found, mass = len(entries), _mass(entries)
-    if found >= 0.9 * asked and mass >= _MOST:
+    count, mass = len(entries), _mass(entries)
+    if count >= 0.9 * asked and mass >= _MOST:
         return
     limit = "raise the server's limit on logprobs (vLLM: --max-logprobs -1) or leave full_vocabulary out"
     if mass >= _MOST:
-        todo = f"if that is its whole vocabulary, give full_vocabulary={found}; if not, {limit}"
-    elif 0 < asked <= found:
+        todo = f"if that is its whole vocabulary, give full_vocabulary={count}; if not, {limit}"
+    elif 0 < asked <= count:
         todo = "ask for more: give the size of the model's vocabulary as full_vocabulary"
     else:
         todo = limit
     raise CapabilityError(
-        f"expected the whole vocabulary from {name} (asked for {asked}), found {found} tokens holding {mass:.3f} of "
+        f"expected the whole vocabulary from {name} (asked for {asked}), found {count} tokens holding {mass:.3f} of "
         f"the probability; {todo}"
     )
 
@@ -155,9 +138,9 @@ def _mass(entries: Sequence[Entry]) -> float:
 
 
 def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[Wire, Reply]:
-    """Asks for fewer and fewer top tokens until the server does not reject the call; keeps to that number.
+    """Asks for fewer and fewer top tokens until the server accepts the call.
 
-    What no other number betters ends it at once: the key, the address, or an argument that the client does not know.
+    A fault of the key, the address or an unknown argument ends it at once: no number would help.
     """
     reply = Reply()
     for number in numbers:
@@ -169,17 +152,13 @@ def _first_accepted(calls: Calls, wire: Wire, numbers: Sequence[int]) -> tuple[W
 
 
 def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities]]:
-    """Returns beginnings of the server's own text, and what it reported for the place after each.
-
-    Raises:
-      CapabilityError: the text has spaces that its tokens lack; what is put together from such tokens would lack them.
-    """
+    """Returns beginnings of the server's own text, and what it reported after each; refuses lost spaces."""
     text = "" if reply.answer is None else reply.answer.reveal().text
     tests: list[tuple[str, Probabilities]] = []
     end = 0
-    for number, (token, found) in enumerate(wire.places(reply, _WRITTEN)):
-        if number in _COMPARED_AFTER and found:
-            tests.append((text[:end], found))
+    for number, (token, reported) in enumerate(wire.places(reply, _WRITTEN)):
+        if number in _COMPARED_AFTER and reported:
+            tests.append((text[:end], reported))
         piece = (wire.key(token) or b"").decode()
         piece = piece if number else piece.lstrip()  # servers may trim the text
         start = text.find(piece, end) if piece else -1
@@ -196,32 +175,40 @@ def _tests(wire: Wire, reply: Reply, name: str) -> list[tuple[str, Probabilities
 
 
 def _continued(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> Wire:
-    """Returns the wire with the first way of telling the server to go on that works."""
+    """Returns the wire with the first way of continuing a message that works."""
     name, rejections = calls.model.name, []
     for prefill in _PREFILLS:
         trial = dataclasses.replace(wire, prefill=prefill)
-        goes_on, said = _goes_on(calls, trial, tests)
+        goes_on, rejection = _goes_on(calls, trial, tests)
         if goes_on:
             return trial
-        if said:
-            rejections.append(f"{prefill}: {said}")
+        if rejection:
+            rejections.append(f"{prefill}: {rejection}")
     raise CapabilityError(
         f"{name} starts a new message instead of continuing the assistant message"
         + (f" ({'; '.join(rejections)})" if rejections else "")
         + ", also with vLLM's switches; use a completion model or a server that continues it, or accept an "
-        "approximation with continuation='instruct'. If you know better, say so with prefill='plain' or 'vllm'"
+        "approximation with continuation='instruct'. If the server does continue it, pass prefill='plain' or 'vllm'"
     )
 
 
+# Whether a server continues an assistant message is decided by comparing two of its own answers. It first writes a few
+# tokens and reports the probabilities of each place. Then it gets the first two of these tokens (and, if that decides
+# nothing, three) as an assistant message, and is asked for the next one. A server that continues reports the same
+# probabilities again, for any model; one that starts a new message does not.
+# Limits: two reports agree if they share nine tenths of their mass, so a server whose rows hardly depend on the prompt
+# passes. A template that alters the message makes a continuing server fail. A server that always writes one token
+# cannot be compared; it is refused only if its likeliest token opens the probe's sentence again. In the last two cases
+# `prefill=` declares what the probe cannot see.
 def _goes_on(calls: Calls, wire: Wire, tests: Sequence[tuple[str, Probabilities]]) -> tuple[bool, str]:
-    """Returns whether the server goes on after a prefix, and what it said if it rejected one."""
+    """Returns whether the server continues a prefix, and its message if it rejected one."""
     for prefix, expected in tests or [(_PREFIX, {})]:
         reply = calls.probe(wire.request(Hidden(PROMPT), prefix, explain="text"))
         if reply.fault == "content":
             return False, reply.detail.rstrip(". ")
         probed(calls.model.name, reply, asked="a continued message", advice=TAKE_ANOTHER)
-        found = wire.read(reply, prefix)
-        if agreement(found, expected) >= _AGREEMENT if expected else found and not _starts_anew(found):
+        reported = wire.read(reply, prefix)
+        if agreement(reported, expected) >= _AGREEMENT if expected else reported and not _starts_anew(reported):
             return True, ""
     return False, ""
 
@@ -237,9 +224,9 @@ def agreement(left: Probabilities, right: Probabilities) -> float:
     return shared / smaller if smaller > 0.0 else 0.0
 
 
-def _starts_anew(found: Probabilities) -> bool:
-    """Whether the likeliest token opens a new message rather than going on after the probe's prefix."""
-    text = max(found, key=lambda token: found[token]).decode().lower()
+def _starts_anew(reported: Probabilities) -> bool:
+    """Whether the likeliest token opens a new message instead of continuing the probe's prefix."""
+    text = max(reported, key=lambda token: reported[token]).decode().lower()
     return bool(text) and any(word.startswith(text) for word in _NEW_MESSAGES)
 
 

@@ -1,4 +1,4 @@
-"""What a public call or probe that failed tells: errors with advice. Knows no prompt; private calls never come here."""
+"""Turns failed public calls and probes into errors with advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 
 
 class _Trouble(NamedTuple):
-    """Why nobody answered: a pattern of the failure's kind, what happened and what to do."""
+    """Why a call got no answer: a pattern of the failure's kind, what happened, and what to do."""
 
     kind: str
     what: str
@@ -39,11 +39,7 @@ _IN_CLIENT = re.compile(r"\w*(TypeError|AttributeError|ValueError|KeyError|Decod
 
 
 def answered(name: str, reply: Reply) -> Hidden[Answer]:
-    """Returns the answer to a public prompt.
-
-    Raises:
-      ModelCallError: nobody answered, or the call was rejected.
-    """
+    """Returns the answer to a public prompt, or raises ModelCallError."""
     if reply.answer is not None:
         return reply.answer
     todo = "Check the model and the length of the prompt"
@@ -63,24 +59,12 @@ def probed(
     advice: str | Callable[[str], str],
     lack: type[CapabilityError] = CapabilityError,
 ) -> Hidden[Answer]:
-    """Returns the answer to a probe.
-
-    Args:
-      name: name of the model.
-      reply: what came back.
-      asked: what was asked for.
-      advice: the engine's own advice, or a function from what was said to all of it.
-      lack: what is raised where the fault lies in what was asked for.
-
-    Raises:
-      ModelCallError: nobody answered, or the reply went beyond its limits.
-      CapabilityError: the call was rejected.
-    """
+    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answered."""
     if reply.answer is not None:
         return reply.answer
     if reply.fault == "refused":
         raise ModelCallError(
-            f"{name} gave a public probe what is refused: {reply.detail}. {_REFUSED}, then build it again"
+            f"the reply of {name} to a public probe was refused: {reply.detail}. {_REFUSED}, then build it again"
         )
     if reply.fault in {"busy", "loop"}:
         trouble = _trouble(reply)
@@ -91,8 +75,8 @@ def probed(
     who = f"the client of {name}" if _IN_CLIENT.match(reply.detail) else name
     todo = advice(reply.detail) if callable(advice) else also(reply.detail, advice)
     error = CapabilityError if elsewhere(reply.detail) else lack
-    said = _kind(reply) if _is_quota(reply) else _said(reply)
-    raise error(f"{who} rejected a public probe that asks for {asked} ({said}). {todo}")
+    detail = _kind(reply) if _is_quota(reply) else _said(reply)
+    raise error(f"{who} rejected a public probe that asks for {asked} ({detail}). {todo}")
 
 
 def _trouble(reply: Reply) -> _Trouble:
@@ -108,7 +92,7 @@ def _is_quota(reply: Reply) -> bool:
 
 
 def _kind(reply: Reply) -> str:
-    """Returns type and status of a failure: texts about load and credit may quote what private calls used before."""
+    """Returns type and status of a failure; its text may quote the usage of private calls."""
     return reply.detail.partition(":")[0] or "it did not say why"
 
 

@@ -1,10 +1,4 @@
-"""What a silent call keeps from logs, warnings and LangChain's run machinery. Knows no model, prompt or answer.
-
-Process-wide hooks are set when the first silent call is made, and looked after before each further one: guards on
-`logging.Logger`, `warnings.showwarning`, threads, thread pools and their futures, and one of LangChain's configure
-hooks. Each of them asks a context variable whether it runs inside a silent call, and passes everything else on
-untouched. Threads and pools do not copy that variable, so the mark of a call is handed to what it starts there.
-"""
+"""Withholds logs and warnings of silent calls, and detects LangChain runs that are started inside them."""
 
 from __future__ import annotations
 
@@ -27,20 +21,24 @@ from langchain_core.tracers import context as tracers
 
 from langchain_dpicl.exceptions import UnsilencableModelError
 
+# Process-wide hooks are set when the first silent call is made and checked before each further one: guards on
+# `logging.Logger`, `warnings.showwarning`, threads, thread pools and their futures, and one of LangChain's configure
+# hooks. Each reads a context variable to see whether it runs inside a silent call, and otherwise passes everything on.
+# Threads and pools do not copy that variable, so the mark of a call is handed to the work that it starts there.
 RUNS_INSIDE = (
     "starts LangChain runs of its own inside a call, and LangChain's debug output, handlers and caches would see them; "
     "pass the inner model itself, or a model whose _generate and _agenerate call the provider without invoke(), "
     "batch() or stream()"
 )
-"""Why a model that starts runs inside a call is refused; follows its name."""
+"""Why a model that starts runs inside a call is refused; text that follows its name."""
 
 
 class Call:
-    """The mark of a silent call, carried by its context, every copy of it, and the threads it starts.
+    """The mark of a silent call, carried by its context, the copies of it, and the threads that the call starts.
 
     Attributes:
-      withholds: whether the call is private: nothing it logs or warns of is shown.
-      tripped: whether it started a LangChain run, even if the exception was caught on the way.
+      withholds: whether the call is private, so that its logs and warnings are dropped.
+      tripped: whether it started a LangChain run, even if the exception was caught.
       passage: the limits on what it sends and receives over HTTP; None: it makes no model call.
     """
 
@@ -59,15 +57,7 @@ EXCHANGE: contextvars.ContextVar[Any] = contextvars.ContextVar("dpicl_exchange",
 
 
 def begin(*, withholds: bool, passage: Any = None) -> Call:
-    """Marks the current context as that of a silent call. Contexts of silent calls are never used again.
-
-    Args:
-      withholds: whether the call is private.
-      passage: see `Call`.
-
-    Raises:
-      UnsilencableModelError: LangChain no longer asks its configure hooks, so runs inside a call would go unseen by us.
-    """
+    """Marks the current context as that of a silent call; such a context is never used again."""
     _look_after_hooks()
     call = Call(withholds=withholds, passage=passage)
     _CALL.set(call)
@@ -75,9 +65,9 @@ def begin(*, withholds: bool, passage: Any = None) -> Call:
 
 
 def watching(call: Call, text: str) -> contextlib.AbstractContextManager[None]:
-    """Trips a call also on runs in threads that do not carry its mark, if about this text; "": about nothing.
+    """Detects a call's runs also in threads without its mark, by their text; "" detects nothing.
 
-    Only a public probe can be told by its text, and only one whose text nobody else uses.
+    Works for public probes only: their text is unique.
     """
     return _watching((text, call)) if text else _NOTHING
 
@@ -104,10 +94,10 @@ class RunInsideCallError(RuntimeError):
 
 
 class _Tripwire:
-    """Stands among LangChain's configure hooks in place of a context variable.
+    """Replaces a context variable among LangChain's configure hooks.
 
-    LangChain asks every hook whenever it builds a callback manager: before a run has sent its first event, looked into
-    a cache or printed its input, and whatever callbacks it was given. Raising here stops the run before all of that.
+    LangChain calls every hook when it builds a callback manager: before a run sends its first event, reads a cache or
+    prints its input, whatever its callbacks are. Raising here stops the run before all of that.
     """
 
     def get(self) -> BaseCallbackHandler | None:
@@ -120,7 +110,7 @@ class _Tripwire:
 
 
 class _Watcher(BaseCallbackHandler):
-    """Added to the runs of other contexts while a probe is under way; knows the probe by its text."""
+    """Joins the runs of other contexts during a probe, and recognizes the probe by its text."""
 
     run_inline = True
 
@@ -134,7 +124,7 @@ class _Watcher(BaseCallbackHandler):
 
 
 def _texts(value: Any, *, depth: int = 6) -> Iterator[str]:
-    """Yields plain strings and what messages say; no code of others is run for it, such as a slow `__repr__`."""
+    """Yields plain strings and the content of messages; calls no foreign code, such as a slow `__repr__`."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, BaseMessage):
@@ -145,7 +135,7 @@ def _texts(value: Any, *, depth: int = 6) -> Iterator[str]:
 
 
 class _Check(Call):
-    """The mark under which a hook is tried: the guard that was set for the hook trips it, and nothing else happens."""
+    """The mark under which a hook is tested: reaching the hook's own guard trips it, and nothing else happens."""
 
     __slots__ = ("hook",)
 
@@ -161,8 +151,8 @@ class Hook:
     Attributes:
       owner: the class it is set on.
       name: its name.
-      act: what is done inside a silent call instead; takes the inner method, the mark and the method's arguments.
-      attempt: calls the method with something harmless, to see whether the guard is reached.
+      act: replaces the method inside a silent call; takes the inner method, the mark and the method's arguments.
+      attempt: calls the method harmlessly, to see whether the guard is reached.
     """
 
     owner: type
@@ -171,14 +161,14 @@ class Hook:
     attempt: Callable[[], object]
 
     def look_after(self) -> None:
-        """Sets the guard, unless it stands already, perhaps below what others set in the meantime."""
+        """Sets the guard, unless it is set already, perhaps below wrappers that others set since."""
         present = getattr(self.owner, self.name)
         if present is _GUARDED.get(self):
             return
         check = _Check(self)
         contextvars.Context().run(self._try, check)
-        # To guard again what is guarded already would never end with others who want to be on top as well. Two threads
-        # may both set one; two layers do what one does.
+        # Guarding again what is guarded would never end if others re-wrap too. Two threads may both set a guard; two
+        # layers do what one does.
         if not check.tripped:
             present = self._over(present)
             setattr(self.owner, self.name, present)
@@ -186,7 +176,7 @@ class Hook:
 
     def _try(self, check: _Check) -> None:
         _CALL.set(check)
-        # What others set may not like what it is tried with: then the guard goes on top.
+        # Wrappers of others may reject the test's arguments: then the guard goes on top.
         with contextlib.suppress(Exception):
             self.attempt()
 
@@ -207,35 +197,35 @@ class Hook:
 
 
 def _make_record(inner: Callable[..., Any], call: Call, logger: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Keeps record factories from seeing a private call; error reporters add the locals of the frames above."""
+    """Hides a private call from record factories: error reporters add the locals of the frames above."""
     if call.withholds:
         return logging.LogRecord(name, _BELOW_ALL_HANDLERS, "", 0, "withheld: a private model call", (), None)
     return inner(logger, name, *args, **kwargs)
 
 
 def _handle(inner: Callable[..., Any], call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Drops records before any filter: even their number would depend on what a row met."""
+    """Drops records before any filter: even their number would depend on a row's content."""
     return None if call.withholds else inner(*args, **kwargs)
 
 
 def _start(inner: Callable[..., Any], call: Call, thread: threading.Thread) -> Any:
-    """Starts a thread with the mark; not a pool's worker, which lives on and works for others."""
+    """Starts a thread with the mark; except a pool's worker, which outlives the call and works for others."""
     target = getattr(thread, "_target", None)
     if target is not pools._worker:  # noqa: SLF001
         if target is not None:
-            # Below what others put around `run`, such as reporters of errors.
+            # Below the wrappers that others put around `run`, such as error reporters.
             thread._target = _Carried(call, target, is_thread=True)  # type: ignore[attr-defined]  # noqa: SLF001
         thread.run = _Carried(call, _Once(thread.run), is_thread=True)  # type: ignore[method-assign]
     return inner(thread)
 
 
 def _hand_over(inner: Callable[..., Any], call: Call, pool: Any, work: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Gives work to a pool, with the mark. As a partial, so that no frame of ours in the worker names its arguments."""
+    """Submits work to a pool with the mark, as a partial: no frame of ours in the worker names its arguments."""
     return inner(pool, _Carried(call, functools.partial(work, *args, **kwargs)))
 
 
 def _call_back(inner: Callable[..., Any], call: Call, future: Any, fn: Callable[..., Any]) -> Any:
-    """Gives a callback to a future, with the mark: it runs in the pool's worker, after the work."""
+    """Adds a callback to a future with the mark: it runs in the pool's worker, after the work."""
     return inner(future, _Carried(call, fn))
 
 
@@ -255,7 +245,7 @@ class _Carried:
         try:
             return self._inner(*args, **kwargs)
         except BaseException:
-            # Nobody waits for it, and `threading.excepthook` would show it: on stderr, or to who reports errors.
+            # Nothing awaits the thread: `threading.excepthook` would show the error on stderr or to an error reporter.
             if self._is_thread and self._call.withholds:
                 return None
             raise
@@ -265,7 +255,7 @@ class _Carried:
 
 
 class _Once:
-    """A thread's `run`, forgotten when it is called: the thread would hold itself, and with it what it was given."""
+    """A thread's `run`, dropped when it is called: else the thread would keep itself and its arguments alive."""
 
     __slots__ = ("_runs",)
 
@@ -277,7 +267,7 @@ class _Once:
 
 
 class _ShowWarning:
-    """Shows warnings, but none of a private call; and what remembers which were shown forgets those."""
+    """Shows warnings except those of a private call, which it also removes from the registries of shown warnings."""
 
     __slots__ = ("_inner",)
 
@@ -292,7 +282,7 @@ class _ShowWarning:
 
 
 def _forget(message: Warning, category: type[Warning], filename: str, line: int) -> None:
-    """Takes a warning out of the registries, which would keep its text, and keep the next one like it from showing."""
+    """Removes a warning from the registries, which would keep its text and hide the next one like it."""
     # A registry has the text that was warned of, or that of the warning where an instance was.
     texts = [str(message), *(one for one in message.args if isinstance(one, str))]
     keys = [key for text in texts for key in ((text, category, line), (text, category, 0), (text, category))]
@@ -355,7 +345,7 @@ _GUARDED: dict[Hook, Any] = {}
 
 
 def _look_after_hooks() -> None:
-    """Sets what is missing, on top of what others set in the meantime."""
+    """Sets missing hooks, on top of the wrappers that others set since."""
     global _trusted  # noqa: PLW0603
     for hook in _HOOKS:
         hook.look_after()

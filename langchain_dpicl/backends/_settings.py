@@ -1,4 +1,4 @@
-"""Takes off a model what its user set for public traffic: storing of calls, tags of users, keys of prompt caches."""
+"""Removes a model's settings for public traffic from private calls: storage, user tags and prompt-cache keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DROPPED = frozenset(
         "user_profile_id",
     }
 )
-"""Arguments of providers that mark a call, or keep its prompt; sent with no private call."""
+"""Arguments of providers that tag a call or store its prompt; never sent with private calls."""
 
 _MAPPINGS = ("model_kwargs", "extra_body")
 _STORING = "store"
@@ -26,7 +26,7 @@ _OWN_HOSTS = ("openai.com", "openai.azure.com")
 
 
 def private_settings(model: Any) -> dict[str, Any]:
-    """Returns the fields of a model that have another value in private calls; the model is left as it is."""
+    """Returns the model's fields that have other values in private calls; the model is unchanged."""
     fields = type(model).model_fields
     changed: dict[str, Any] = {}
     for name in DROPPED & fields.keys():
@@ -43,17 +43,17 @@ def private_settings(model: Any) -> dict[str, Any]:
     return changed
 
 
-def private_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keyword arguments of a call, or a part of its body, as they are sent with private calls.
+def private_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keyword arguments of a call, or a part of its body, as private calls send them.
 
     >>> private_arguments({"seed": 7, "user": "me", "store": True, "extra_body": {"metadata": {"team": "x"}}})
     {'seed': 7, 'store': False, 'extra_body': {}}
     """
-    kept = {name: value for name, value in given.items() if name not in DROPPED}
+    sent = {name: value for name, value in arguments.items() if name not in DROPPED}
     for name in _MAPPINGS:
-        if isinstance(kept.get(name), Mapping):
-            kept[name] = private_arguments(kept[name])
-    return {**kept, _STORING: False} if kept.get(_STORING) is not None else kept
+        if isinstance(sent.get(name), Mapping):
+            sent[name] = private_arguments(sent[name])
+    return {**sent, _STORING: False} if sent.get(_STORING) is not None else sent
 
 
 def _is_own_host(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps what a look found on a prompt's way, and says before each call whether any of it has changed."""
+"""Stores what an inspection of a model found, and detects before each call whether any of it has changed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Marks: TypeAlias = list[tuple[Any, tuple[Any, ...]]]
 
 
 class Sight:
-    """What was found on the way, and where: before each call, all of that is compared, so it is kept as two flat runs.
+    """The objects that an inspection found, as two flat sequences that are compared before each call.
 
-    Once for many calls would do only if nobody could start instrumenting meanwhile, as another thread can.
+    One comparison for many calls would miss instrumentation that another thread starts meanwhile.
     """
 
     __slots__ = ("_addresses", "_codes", "_functions", "_lengths", "_places", "_was", "trouble")
@@ -26,7 +26,7 @@ class Sight:
         self.trouble = trouble
         self._places = [now for now, _ in marks]
         self._lengths = [len(was) for _, was in marks]
-        self._was = [value for _, was in marks for value in was]  # held, so that no address is given away
+        self._was = [value for _, was in marks for value in was]  # kept alive, so that no address is reused
         self._addresses = _addresses(self._was, len(self._was))
         self._functions = list(functions)
         self._codes = [*map(_CODE, self._functions)]
@@ -36,7 +36,7 @@ class Sight:
         try:
             if [*map(len, self._places)] != self._lengths or [*map(_CODE, self._functions)] != self._codes:
                 return True
-            # By identity: a proxy says that it equals what it wraps.
+            # By identity: a proxy claims to equal what it wraps.
             now = itertools.chain.from_iterable(self._places)
             return _addresses(now, len(self._was)) != self._addresses
         except (RuntimeError, ValueError):  # changed while it was read
@@ -47,5 +47,5 @@ _CODE = operator.attrgetter("__code__")
 
 
 def _addresses(values: Iterable[Any], count: int) -> bytes:
-    """Returns which objects some values are: their addresses, which one copy of memory compares."""
+    """Returns the addresses of some objects as one block of memory."""
     return np.fromiter(values, object, count).tobytes()

@@ -1,4 +1,4 @@
-"""Names the package whose code stands before a method, and says whether it may stand there."""
+"""Names the package whose code wraps a method, and decides whether it is accepted there."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ DECORATORS = (
 """Packages whose decorators and guards wrap methods, and record nothing."""
 
 NAMELESS = "code that belongs to no module"
-"""What is said of a wrapper that cannot be named; it cannot be allowed either."""
+"""Name of a wrapper without a module; it cannot be allowed."""
 
 _FAMILIES = (["instrumentation"], ["integrations"])
-"""Second parts of module names that say which one of a package it is."""
+"""Second parts of module names after which an integration's name follows."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 _PROXIES = ("FunctionWrapper", "BoundFunctionWrapper", "ObjectProxy", "CallableObjectProxy")
-"""Classes of wrapt that are nothing but what they call; compiled ones say that they lie in `builtins`, or nowhere."""
+"""Transparent proxy classes of wrapt; compiled ones name `builtins` as their module, or none."""
 
 _MOST_LAYERS = 100
-"""Callables that are followed in one method; more of them are refused."""
+"""Callables that are followed in one method; a method with more is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is accepted before the methods of one class.
+    """The packages that may wrap the methods of one class.
 
     Attributes:
-      home: top packages whose code is at home there.
+      home: top packages whose code belongs there.
       is_strict: whether other packages are refused unless they are allowed; otherwise known recorders alone.
       place: where the class stands, for wrappers that are allowed in one place.
       named: modules that the operator names.
@@ -72,7 +72,7 @@ class Bench:
         return NAMELESS if self.is_strict and len(look.seen) > _MOST_LAYERS else ""
 
     def _is_refused(self, name: str, *, is_wrapper: bool) -> bool:
-        """Whether a module's code may not stand there; the standard library's is no name for what a wrapper calls."""
+        """Whether a module's code may not wrap there; for wrapper objects the standard library is no excuse."""
         top = top_of(name)
         if name == NAMELESS:
             return self.is_strict
@@ -92,10 +92,10 @@ class _Look:
     met: list[types.FunctionType]
     todo: list[tuple[Any, bool]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
-    shows: bool = False  # whether a wrapper was given an option that shows it more than address, status and time
+    shows: bool = False  # whether an option shows a wrapper more than address, status and time
 
     def layers(self, value: Any) -> Iterator[tuple[Any, bool]]:
-        """Yields callables, and whether a wrapper object calls them; by `type`, as proxies pretend to be others."""
+        """Yields callables, and whether a wrapper object calls them; by `type`, as proxies imitate other classes."""
         self.todo.append((value, False))
         for layer, is_wrapper in self.todo:  # it grows
             if id(layer) in self.seen or len(self.seen) > _MOST_LAYERS:
@@ -107,7 +107,7 @@ class _Look:
                 yield layer, is_wrapper
 
     def open_up(self, layer: Any) -> None:
-        """Has what an allowed function encloses looked at as well: what it calls, and its options."""
+        """Adds what an accepted function encloses: the callables, and its options."""
         names = layer.__code__.co_freevars if type(layer) is types.FunctionType else ()
         for name, cell in zip(names, getattr(layer, "__closure__", None) or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
@@ -119,7 +119,7 @@ class _Look:
         self.shows |= any(name in SHOWING and value is not None and value != [] for name, value in options.items())
 
     def _take_apart(self, layer: Any, *, is_wrapper: bool) -> bool:
-        """Notes what a layer is made of; False: it is code of its own, or what is wrapped has to be noted beside it."""
+        """Adds the parts of a layer; False if it is code of its own, to be judged by itself."""
         kind = type(layer)
         if kind in {staticmethod, classmethod, types.MethodType}:
             self.todo.append((layer.__func__, is_wrapper))
@@ -129,14 +129,14 @@ class _Look:
             self.todo.append((layer.func, is_wrapper))
         elif kind in {functools.partial, functools.partialmethod}:
             self._note_options(layer.keywords)
-            given = [*layer.args, *layer.keywords.values()]
-            self.todo += [(layer.func, is_wrapper), *((one, False) for one in given if _is_code(one))]
+            arguments = [*layer.args, *layer.keywords.values()]
+            self.todo += [(layer.func, is_wrapper), *((one, False) for one in arguments if _is_code(one))]
         elif _is_code(layer):
             return self._unwrap(layer, is_wrapper=is_wrapper)
         return True
 
     def _unwrap(self, layer: Any, *, is_wrapper: bool) -> bool:
-        """Notes what code wraps; a proxy of wrapt's own classes is what it calls, anything else is code of its own."""
+        """Adds what code wraps; True for a proxy of wrapt, which is only what it calls."""
         wrapper = None
         if static(type(layer), "_self_wrapper") is not None:  # of the class, as an object may answer to any name
             wrapper = attribute(layer, "_self_wrapper")
@@ -151,14 +151,14 @@ def _is_wrapts(kind: type) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    """Whether a value runs something where it is called or looked up; plain data does not."""
+    """Whether a value runs code when it is called or looked up."""
     return callable(value) or hasattr(type(value), "__get__")
 
 
 def modules_of(layer: Any) -> list[str]:
-    """Returns the modules whose code a layer is, NAMELESS for one that cannot be named.
+    """Returns the modules whose code a layer runs, NAMELESS for one that cannot be named.
 
-    `functools.wraps` copies `__module__`, but not the globals; and code that was put into a function has its own file.
+    `functools.wraps` copies `__module__`, but not the globals; and code put into a function keeps its own file.
     """
     kind = type(layer)
     if kind is types.FunctionType:
@@ -177,7 +177,7 @@ def modules_of(layer: Any) -> list[str]:
 
 
 def _poses_as_built_in(kind: type) -> bool:
-    """Whether a class says that it is Python's own and is not: so do compiled ones that do not say where they lie."""
+    """Whether a class claims to be Python's own and is not, as compiled classes without a module do."""
     return kind.__module__ == "builtins" and kind is not getattr(builtins, kind.__name__, None) and kind not in _TYPES
 
 
@@ -194,7 +194,7 @@ _BUILT_IN = frozenset({
 
 
 def _of_function(function: types.FunctionType) -> list[str]:
-    """Returns the module of a function's globals and, where its code is from another file, the module of that."""
+    """Returns the module of a function's globals and, if its code is from another file, that file's module."""
     named = function.__globals__.get("__name__")
     if not isinstance(named, str) or not named:
         return [NAMELESS]
@@ -205,19 +205,19 @@ def _of_function(function: types.FunctionType) -> list[str]:
 
 
 def _is_named_alike(function: types.FunctionType) -> bool:
-    """Whether a function and its code have one name; decorators that copy the name say what they wrap."""
+    """Whether a function and its code have the same name; decorators that copy the name set `__wrapped__`."""
     return function.__code__.co_qualname == function.__qualname__ or hasattr(function, "__wrapped__")
 
 
 def _is_file_of(module: str, file: str) -> bool:
-    """Whether a module was read from a file; frozen programs keep the end of its path alone."""
+    """Whether a module was read from a file; frozen programs keep only the end of its path."""
     own = getattr(sys.modules.get(module), "__file__", None)
     if not isinstance(own, str):
         return file.startswith("<frozen ") or module == "__main__" or _module_at(file) == module
     if own == file or file.startswith("<frozen "):
         return True
-    mine, given = (path.rpartition(".")[0] or path for path in (own, file))
-    return mine == given or (not Path(file).is_absolute() and mine.endswith(os.sep + given))
+    mine, path_of_code = (path.rpartition(".")[0] or path for path in (own, file))
+    return mine == path_of_code or (not Path(file).is_absolute() and mine.endswith(os.sep + path_of_code))
 
 
 def _module_at(file: str) -> str:
@@ -235,7 +235,7 @@ def is_installed(kind: type) -> bool:
 def is_installed_module(name: str) -> bool:
     """Whether a module is of an installed distribution, and not of the standard library or the user's own project.
 
-    What is installed lies in site-packages, in another folder of distributions, or in an archive.
+    Installed means in site-packages, in another folder of distributions, or in an archive.
     """
     file = getattr(sys.modules.get(name), "__file__", None)
     if not isinstance(file, str) or top_of(name) in sys.stdlib_module_names | {"__main__"}:
@@ -253,19 +253,19 @@ def _is_installed_at(file: str, depth: int) -> bool:
 
 
 def attribute(value: Any, name: str) -> Any:
-    """Returns an attribute of what may be a proxy for something that cannot be had; then, as without it, None."""
+    """Returns an attribute, or None if there is none or a proxy raises."""
     with contextlib.suppress(Exception):
         return getattr(value, name, None)
     return None
 
 
 def static(kind: type, name: str) -> Any:
-    """Returns what a class has under a name, without asking for it."""
+    """Returns a class attribute without running descriptors or `__getattr__`."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def shown(module: str) -> str:
-    """Returns what to call a module: a recorder's package, with the integration's name where it has several."""
+    """Returns the name of a module for messages: a recorder's package, with the integration where it has several."""
     if top_of(module) not in RECORDERS:
         return module
     return ".".join(module.split(".")[:3]) if module.split(".")[1:2] in _FAMILIES else top_of(module)

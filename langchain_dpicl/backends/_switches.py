@@ -1,4 +1,4 @@
-"""Looks at what shows a process's calls to others: message classes, pydantic's plugins, LiteLLM's callbacks."""
+"""Finds process-wide observers of calls: patched message classes, pydantic plugins and LiteLLM callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CARRIERS: tuple[type, ...] = (
     *(BaseMessage, HumanMessage, AIMessage, AIMessageChunk, SystemMessage, ChatMessage),
     *(Generation, ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult),
 )
-"""Classes whose objects private prompts and answers are put into."""
+"""Classes whose objects carry private prompts and answers."""
 
 _MADE_BY = ("__new__", "__init__", "__setattr__")
 _VALIDATOR = "__pydantic_validator__"
@@ -32,18 +32,14 @@ _TOLD = (
     *("_async_input_callback", "_async_success_callback", "_async_failure_callback"),
     *("pre_call_rules", "post_call_rules", "cache", "log_raw_request_response"),
 )
-"""Names in LiteLLM's module of what is told of every call, or keeps its answer."""
+"""Names in LiteLLM's module of observers of every call, and of caches of its answers."""
 
 _TOLD_ONCE = frozenset({*_TOLD, "caching", "logger_fn"})
-"""Arguments of its calls that do so for one of them."""
+"""Arguments with which one call gets such an observer."""
 
 
 class Watched:
-    """Attributes of some objects as they are now, in one run, for a look to be compared with.
-
-    Args:
-      pairs: objects with a `__dict__`, and names in it.
-    """
+    """The present values of some objects' attributes, in one sequence, for comparison with an inspection."""
 
     __slots__ = ("_asked", "_names")
 
@@ -59,16 +55,11 @@ class Watched:
 
 
 CARRIED = Watched([(kind, name) for kind in _CARRIERS for name in (*_MADE_BY, _VALIDATOR) if name in vars(kind)])
-"""What makes and checks messages and answers; one object, as the classes are the same for every model."""
+"""What creates and validates messages and answers; one object for every model."""
 
 
 def before_messages(bench: Bench, tops: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yields (package, place) of what stands before the making of a message or an answer.
-
-    Args:
-      bench: what is accepted in LangChain's classes.
-      tops: packages whose pydantic classes carry private text, LangChain's own left out.
-    """
+    """Yields (package, place) of wrappers around the creation of messages and answers; `tops`: packages of models."""
     for kind, name in itertools.product(_CARRIERS, _MADE_BY):
         if culprit := bench.culprit(static(kind, name)):
             yield culprit, f"{kind.__name__}.{name}"
@@ -79,7 +70,7 @@ def before_messages(bench: Bench, tops: Collection[str]) -> Iterator[tuple[str, 
 
 
 def _models_of(tops: Collection[str]) -> Iterator[type]:
-    """Yields the pydantic classes of some packages that exist by now, if any plugin is active."""
+    """Yields the existing pydantic classes of some packages, if a pydantic plugin is active."""
     if not getattr(sys.modules.get("pydantic.plugin._loader"), "_plugins", None):
         return
     todo: list[type] = [BaseModel]
@@ -113,27 +104,27 @@ def _handlers_of(validates: Any) -> Iterator[str]:
 
 
 def uses_litellm(things: Collection[Any]) -> bool:
-    """Whether a model, or something that it holds, is LiteLLM's or made for it, under whatever name."""
-    held = [value for thing in things for value in (thing, *vars(thing).values())]
-    kinds = {base for value in held for base in (value if issubclass(type(value), type) else type(value)).__mro__}
-    modules = {value.__name__ for value in held if issubclass(type(value), types.ModuleType)}
+    """Whether a model, or an attribute of it, is LiteLLM's or made for it, under any name."""
+    values = [value for thing in things for value in (thing, *vars(thing).values())]
+    kinds = {base for value in values for base in (value if issubclass(type(value), type) else type(value)).__mro__}
+    modules = {value.__name__ for value in values if issubclass(type(value), types.ModuleType)}
     names = {top_of(kind.__module__) for kind in kinds} | {top_of(module) for module in modules}
     return LITELLM in names or any("litellm" in kind.__name__.lower() for kind in kinds)
 
 
 def litellm_marks() -> list[tuple[Any, tuple[Any, ...]]]:
-    """Returns what LiteLLM tells of calls, to be compared before each: the names, and what the collections hold."""
+    """Returns LiteLLM's observers, to be compared before each call: the names, and the contents of collections."""
     module = sys.modules.get(LITELLM)
     if module is None:
         return []
     names = Watched([(module, name) for name in _TOLD])
-    held = [value for value in names if isinstance(value, list | dict | set)]
-    return [(names, tuple(names)), *((value, tuple(value)) for value in held)]
+    collections = [value for value in names if isinstance(value, list | dict | set)]
+    return [(names, tuple(names)), *((value, tuple(value)) for value in collections)]
 
 
 def litellm_trouble(model: Any) -> str:
-    """Says which of LiteLLM's callbacks and caches are set, for all calls or for a model's; "" if none is."""
+    """Returns which of LiteLLM's callbacks and caches are set, for all calls or for a model's; "" if none is."""
     module = sys.modules.get(LITELLM)
-    told = [] if module is None else [f"litellm.{name}" for name in _TOLD if vars(module).get(name)]
+    callbacks = [] if module is None else [f"litellm.{name}" for name in _TOLD if vars(module).get(name)]
     own = attribute(model, "model_kwargs")
-    return ", ".join([*told, *(f"model_kwargs[{name!r}]" for name in sorted(_TOLD_ONCE & set(own or ())))])
+    return ", ".join([*callbacks, *(f"model_kwargs[{name!r}]" for name in sorted(_TOLD_ONCE & set(own or ())))])

@@ -1,4 +1,4 @@
-"""What a silent call is asked and what comes back: boxes, requests, replies, patience. Makes no call."""
+"""Defines the requests, replies and retry policies of silent calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
 
 
 class Hidden(Generic[T]):
-    """Private data in a box: no repr, no pickle; so a frame that holds only boxes shows nothing."""
+    """Private data without repr and pickle, so that frames and logs that hold it show nothing."""
 
     __slots__ = ("_value",)
 
@@ -34,7 +34,7 @@ class Hidden(Generic[T]):
         self._value = value
 
     def reveal(self) -> T:
-        """Returns the content; never bind it to a name."""
+        """Returns the content; do not bind it to a name, as frames show their locals."""
         return self._value
 
     def __repr__(self) -> str:
@@ -57,29 +57,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a silent call returns: an answer in its box, or a fault.
+    """What a silent call returns: a hidden answer, or a fault.
 
     Attributes:
       answer: the answer, or None.
       fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
         may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
         Of a public call also "refused": the reply went beyond the limits on time, size and redirects. Inside `silent`
-        also "unsilent": somebody would have overheard the call, so it was not made or not finished.
+        also "unsilent": others would have seen the call, so it was not made or not finished.
       retry_after: seconds the provider asked to wait, if it did.
       detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
     """
 
     answer: Hidden[Answer] | None = field(default=None, repr=False)
-    fault: Literal["busy", "unreadable", "loop", "content", "unsilent", "refused"] | None = field(
-        default=None, repr=False
-    )
+    fault: Fault | None = field(default=None, repr=False)
     retry_after: float | None = field(default=None, repr=False)
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long one row's call is waited for: by its own count, so that no row's patience depends on another's.
+    """How often and how long one row's call is tried; counted per row, so that no row depends on another's retries.
 
     There is no wall-clock limit over attempts, as other rows' retries would move it. Each attempt has one. A row whose
     reply goes beyond `deadline` or `max_reply_bytes` abstains at once; the client's own timeout is waited out as a busy
@@ -122,30 +120,30 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class ProbePolicy(RetryPolicy):
-    """Patience with a public probe: a server that is busy or cannot be reached is asked once more, soon."""
+    """Retries of a public probe: a busy or unreachable server is asked once more, soon."""
 
     @classmethod
     def of(cls, retry: RetryPolicy) -> ProbePolicy:
-        """Returns the probe's patience where rows have that of `retry`."""
+        """Returns the probe's policy where rows have the policy `retry`."""
         limits = (retry.deadline, retry.max_reply_bytes)
         return cls(retry.max_attempts, retry.first_wait, min(retry.max_wait, 2.0), *limits)
 
     def wait(self, reply: Reply, *, attempt: int) -> float | None:
-        """Is `RetryPolicy.wait`, but a second busy reply is final."""
+        """Returns what `RetryPolicy.wait` does, except that a second busy reply is final."""
         return None if reply.fault == "busy" and attempt >= 2 else super().wait(reply, attempt=attempt)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call: the prompt in its box and the public rest.
+    """One call: the hidden prompt and the public rest.
 
     Attributes:
       prompt: the prompt.
       render: how the prompt becomes the model's input.
       options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
-      is_readable: says whether an answer has what was asked for; if not, the call is made again.
-      explain: what a failure may tell: "" of a private call; "kind" (type and status) of a public one; "text" of the
-        probe, which comes before any private call: later texts may quote what private calls used.
+      is_readable: whether an answer has what was asked for; if not, the call is made again.
+      explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
+        the probe, which precedes all private calls: later messages may quote the usage of private calls.
     """
 
     prompt: Hidden[str]

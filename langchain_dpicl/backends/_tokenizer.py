@@ -1,11 +1,8 @@
-"""Tokenizers that users bring: they count public text and turn token ids into bytes. Knows no model and no provider.
-
-Three kinds are read: tiktoken's encodings, and the byte-level and the SentencePiece-like tokenizers of transformers.
-None is needed: without one, text is counted by its bytes and ids stay unread.
-"""
+"""Counts public text and turns token ids into bytes with a tokenizer that the user passes."""
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -14,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from langchain_dpicl.exceptions import ConfigurationError
 
 CONTROL = b""
-"""What a control token reads as: it has no text of its own, so it ends one."""
+"""The bytes of a control token: none, so it ends a text."""
 
 _MAX_ID = 2**31 - 1
 _SPACE = "\u2581"  # how SentencePiece writes a space
@@ -34,24 +31,24 @@ class PublicTokenizer:
     """A tokenizer as the engines use it: counting and spelling, without ever raising for an id.
 
     Args:
-      given: a tokenizer, or the name of an encoding of tiktoken, which is loaded when it is first needed.
+      tokenizer: one with `encode`, or the name of an encoding of tiktoken, which is loaded at its first use.
 
     Raises:
       ConfigurationError: it is neither, or tiktoken knows no encoding of that name.
     """
 
-    def __init__(self, given: Tokenizer | str) -> None:
-        if not isinstance(given, str) and not callable(getattr(given, "encode", None)):
+    def __init__(self, tokenizer: Tokenizer | str) -> None:
+        if not isinstance(tokenizer, str) and not callable(getattr(tokenizer, "encode", None)):
             raise ConfigurationError(
                 "expected tokenizer as an object with encode(text), such as a tiktoken.Encoding or a tokenizer of "
-                f"transformers, or the name of a tiktoken encoding, found {type(given).__name__}"
+                f"transformers, or the name of a tiktoken encoding, found {type(tokenizer).__name__}"
             )
-        self._given = given
+        self._given = tokenizer
         self._spell: Callable[[int], bytes | None] | None = None
         self._known: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        if isinstance(given, str):
-            _refuse_unknown(given)
+        if isinstance(tokenizer, str):
+            _refuse_unknown(tokenizer)
         else:
             self.load()
 
@@ -60,19 +57,11 @@ class PublicTokenizer:
         return f"PublicTokenizer({shown})"
 
     def count(self, text: str) -> int:
-        """Returns the number of tokens of a public text.
-
-        Raises:
-          ConfigurationError: the named encoding cannot be loaded.
-        """
+        """Returns the number of tokens of a public text."""
         return len(_encoded(self._loaded(), text.encode("utf-8", "replace").decode()))
 
     def load(self) -> None:
-        """Loads what is still to be loaded, so that `spelled` has nothing left to fail on.
-
-        Raises:
-          ConfigurationError: the named encoding cannot be loaded.
-        """
+        """Loads a named encoding now, so that `spelled` cannot fail later."""
         if self._spell is None:
             self._spell = speller(self._loaded())
 
@@ -99,7 +88,7 @@ class PublicTokenizer:
 
 
 def speller(tokenizer: Any) -> Callable[[int], bytes | None] | None:
-    """Returns the function from ids to bytes of a tokenizer; None where it is of no kind that is read here."""
+    """Returns a tokenizer's function from ids to bytes; None for an unknown kind of tokenizer."""
     if callable(getattr(tokenizer, "decode_single_token_bytes", None)):
         return _spells_like_tiktoken(tokenizer)
     if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
@@ -134,13 +123,13 @@ def _named(name: str) -> Any:
 
 
 def _encoded(tokenizer: Any, text: str) -> Any:
-    """Returns the ids of a text; spelled control tokens in it are text like any other."""
+    """Returns the ids of a text, in which control tokens are plain text."""
     if callable(getattr(tokenizer, "encode_ordinary", None)):
         return tokenizer.encode_ordinary(text)
     if callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
         return tokenizer.encode(text, add_special_tokens=False)
-    found = tokenizer.encode(text)
-    return getattr(found, "ids", found)  # the tokenizers package returns an object that has them
+    encoding = tokenizer.encode(text)
+    return getattr(encoding, "ids", encoding)  # the tokenizers package returns an object that has them
 
 
 def _spells_like_tiktoken(encoding: Any) -> Callable[[int], bytes | None]:
@@ -174,9 +163,9 @@ def _spells_like_transformers(tokenizer: Any, read: Callable[[str], bytes | None
 
 
 def _byte_level(token: str) -> bytes | None:
-    """Reads a token as GPT-2's descendants write it: one printable character for each byte."""
+    """Reads a token as GPT-2's descendants write it: one printable character per byte."""
     try:
-        return bytes(_BYTES[character] for character in token)
+        return bytes(map(byte_alphabet().__getitem__, token))
     except KeyError:
         return None
 
@@ -187,11 +176,9 @@ def _piece(token: str) -> bytes | None:
     return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte behind each printable character: most stand for themselves, the others are moved up."""
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return {chr(byte): byte for byte in kept} | {chr(256 + place): byte for place, byte in enumerate(moved)}
-
-
-_BYTES = _byte_alphabet()
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """Returns the byte behind each printable character: most stand for themselves, the others are shifted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}

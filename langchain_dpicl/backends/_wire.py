@@ -1,13 +1,4 @@
-"""How one LangChain model is asked for next tokens and how its answers are read. Makes no call, knows no privacy.
-
-Everything in a `Wire` is public; prompts pass through it in their boxes. A released prefix is continued in one of
-three ways (`docs/providers.md`):
-
-- "completion": prompt and prefix are one text, sent to a completion model. Exact.
-- "prefill": the prompt is a user message, the prefix an assistant message that the server goes on writing; some servers
-  do so by themselves, vLLM when it is told to. Exact where the server supports it.
-- "instruct": the prefix is an assistant message, followed by the instruction to go on. Approximate.
-"""
+"""Builds the requests for next tokens of one LangChain model, and reads its answers."""
 
 from __future__ import annotations
 
@@ -38,18 +29,23 @@ CONTINUE = "Continue your last message exactly where it stops. Write the continu
 """The last message of an "instruct" continuation."""
 
 VLLM_SWITCHES: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
-"""What tells vLLM to go on writing the last message; without such a message they would continue the user's."""
+"""Options that make vLLM continue the last message; without an assistant message it would continue the user's."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """One model's way of being asked and of answering.
+    """The request and reply format of one model; all of it is public.
+
+    A released prefix is continued in one of three ways (`docs/providers.md`). "completion": prompt and prefix are one
+    text; exact. "prefill": the prefix is an assistant message that the server continues, by itself or, as vLLM, when
+    told to; exact where supported. "instruct": the prefix is an assistant message, followed by an instruction to
+    continue; approximate.
 
     Args:
       is_chat: whether the model takes messages.
       continuation: how a prefix is continued.
-      prefill: how a server is told to go on writing: "plain" (it does so by itself), "vllm" (by `VLLM_SWITCHES`); None
-        where no message is continued, or while it is not known.
+      prefill: how a server is told to continue: "plain" (it does so by itself), "vllm" (by `VLLM_SWITCHES`); None
+        where no message is continued, or while it is unknown.
       asked: top tokens to ask for.
       extra_body: what the model and its bindings add to each request; the switches go on top.
       eos_texts: how the provider spells the end of a text.
@@ -80,20 +76,22 @@ class Wire:
         )
 
     def read(self, reply: Reply, prefix: str = "") -> Probabilities:
-        """Returns the probabilities of the first token after the prefix; empty where there is nothing to read."""
+        """Returns the probabilities of the first token after the prefix; empty if none can be read."""
         return {} if reply.answer is None else self._read(reply.answer.reveal(), prefix)
 
     def entries(self, reply: Reply) -> list[Entry]:
-        """Returns what a public answer reports for its first token, as it stands."""
+        """Returns what a public answer reports for its first token, as received."""
         return [] if reply.answer is None else first_position(reply.answer.reveal().logprobs)
 
     def places(self, reply: Reply, limit: int) -> list[tuple[object, Probabilities]]:
         """Returns the first tokens of a public answer and the probabilities reported for each one's place."""
-        found = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
-        return [(token, probabilities(entries, eos_texts=self.eos_texts, spell=self.spell)) for token, entries in found]
+        reported = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
+        return [
+            (token, probabilities(entries, eos_texts=self.eos_texts, spell=self.spell)) for token, entries in reported
+        ]
 
     def key(self, token: object) -> bytes | None:
-        """Returns the bytes of a reported token; None where they are no complete text."""
+        """Returns the bytes of a reported token; None if they are not complete text."""
         return token_key(token, eos_texts=self.eos_texts, spell=self.spell)
 
     def _read(self, answer: Answer, prefix: str) -> Probabilities:
@@ -108,7 +106,7 @@ class Wire:
         )
 
     def _body(self, prefix: str) -> dict[str, Any]:
-        """Returns the `extra_body` of a call, which takes the place of the model's and the bindings' own."""
+        """Returns the `extra_body` of a call, which replaces that of the model and its bindings."""
         own = {name: value for name, value in self.extra_body.items() if name not in VLLM_SWITCHES}
         if self.prefill == "vllm" and prefix:
             return {"extra_body": {**own, **VLLM_SWITCHES}}

@@ -1,8 +1,4 @@
-"""Rows from what a model answers in its own words: private prompts to answers to vectors, or to keywords that occur.
-
-An answer never leaves here: it goes into a box as soon as it is there, and what comes out are rows. Knows no noise, no
-ledger and no provider; what bounds and sums the rows is told by nobody here how they came about.
-"""
+"""Turns private prompts into rows by way of the model's answers: embeddings, or the keywords that occur."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from langchain_dpicl.backends.base import Rows, TextBackend
 from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.keywords import Keywords
-from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
+from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
 from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.walk import Ask
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
@@ -30,7 +26,7 @@ class AnswerRows:
 
     Formal guarantees:
       - Row i is computed from prompt i, the engine and public settings alone.
-      - A row whose prompt is None, whose call failed, whose answer is "" or white space, or whose answer cannot be
+      - A row whose prompt is None, whose call failed, or whose answer is blank or cannot be
         read, is zeros. The content of a prompt or answer raises nothing; Ctrl-C and a cancelled task go on from frames
         that hold nothing private.
       - Neither prompts nor answers are kept after the ask is gone.
@@ -54,9 +50,9 @@ class AnswerRows:
 
     def __init__(self, engine: TextBackend, reader: Reader, *, max_tokens: int, stop: Sequence[str]) -> None:
         if isinstance(engine, type) or not isinstance(engine, TextBackend):
-            found = engine.__name__ if isinstance(engine, type) else type(engine).__name__
+            kind = engine.__name__ if isinstance(engine, type) else type(engine).__name__
             raise CapabilityError(
-                f"expected an engine that completes text, found {found}; take LangChainBackend or TextVoteBackend "
+                f"expected an engine that completes text, found {kind}; take LangChainBackend or TextVoteBackend "
                 "around a LangChain model, or the embedded model"
             )
         self._engine = engine
@@ -67,7 +63,7 @@ class AnswerRows:
     def embedded(
         cls, engine: TextBackend, embeddings: SilentEmbeddings, *, max_tokens: int, stop: Sequence[str] = ()
     ) -> AnswerRows:
-        """Returns rows that are the embeddings of answers, as the embedding model gives them."""
+        """Returns rows that are the embeddings of answers."""
         if not isinstance(embeddings, SilentEmbeddings):
             raise ConfigurationError(
                 f"expected SilentEmbeddings, found {type(embeddings).__name__}; wrap it: SilentEmbeddings(embeddings)"
@@ -88,11 +84,11 @@ class AnswerRows:
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """Number of columns of a row."""
         return self._reader.width
 
     def ask(self, prompts: Sequence[str | None]) -> Ask:
-        """Returns the ask for the rows of these private prompts; its answer is `Boxed` float64[prompts, width]."""
+        """Returns the effect that computes the rows of these private prompts: `Boxed` float64[prompts, width]."""
         return _AskAnswers(
             self._engine,
             self._reader,
@@ -102,17 +98,17 @@ class AnswerRows:
 
 
 class Reader(Protocol):
-    """Makes rows of texts."""
+    """Turns texts into rows."""
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
+        """Number of columns of a row."""
 
     def rows(self, texts: Sequence[Box]) -> Rows:
         """Returns float64[texts, width]."""
 
     async def arows(self, texts: Sequence[Box]) -> Rows:
-        """Is `rows`, awaitable."""
+        """Async twin of `rows`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -151,7 +147,7 @@ class _Bits:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskAnswers:
-    """Asks for the rows of one release; everything private happens below `guarded`, so a stop finds boxes only."""
+    """Computes the rows of one release; private frames run below `guarded`, so a stop finds hidden values only."""
 
     engine: TextBackend
     reader: Reader
@@ -159,11 +155,11 @@ class _AskAnswers:
     prompts: tuple[Box | None, ...]
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return guarded(self._rows) or Boxed(self._zeros())
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return await aguarded(self._arows) or Boxed(self._zeros())
 
     def _rows(self) -> Boxed:
@@ -182,10 +178,9 @@ class _AskAnswers:
     async def _aanswers(self, prompts: Sequence[Box]) -> list[str]:
         return await self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options)
 
-    def _fit_rows(self, found: Any, count: int) -> list[Any] | None:
-        """Returns one row per text, or None if that is not what came back."""
-        fits = isinstance(found, np.ndarray) and found.shape == (count, self.reader.width) and found.dtype.kind == "f"
-        return list(found) if fits else None
+    def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
+        """Returns one row per text, or None for any other result."""
+        return list(rows) if fits(rows, count, self.reader.width) else None
 
     def _boxed(self, answers: Sequence[Box | None], rows: Sequence[Any]) -> Boxed:
         out = self._zeros()
@@ -200,36 +195,36 @@ class _AskAnswers:
 def _each(
     action: Callable[[Sequence[Box]], Any], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
 ) -> list[Any]:
-    """Returns what an action makes of each box: of all at once or, if that fails, one by one; None where it fails."""
+    """Returns an action's result for each box: of all at once or, if that fails, one by one; None where it fails."""
     if not boxes:
         return []
-    found = guarded(lambda: fit(action(boxes), len(boxes)))
-    if found is None and len(boxes) > 1:
-        found = [one for box in boxes for one in _each(action, [box], fit)]
-    return [None] * len(boxes) if found is None else found
+    results = guarded(lambda: fit(action(boxes), len(boxes)))
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in _each(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
 
 
 async def _aeach(
     action: Callable[[Sequence[Box]], Awaitable[Any]], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
 ) -> list[Any]:
-    """Is `_each`, awaiting."""
+    """Async twin of `_each`."""
 
     async def together() -> list[Any] | None:
         return fit(await action(boxes), len(boxes))
 
     if not boxes:
         return []
-    found = await aguarded(together)
-    if found is None and len(boxes) > 1:
-        found = [one for box in boxes for one in await _aeach(action, [box], fit)]
-    return [None] * len(boxes) if found is None else found
+    results = await aguarded(together)
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in await _aeach(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
 
 
-def _fit_answers(found: Any, count: int) -> list[Any] | None:
-    """Boxes answers, with None for one that says nothing; None if these are not as many as were asked for."""
-    if not isinstance(found, list | tuple) or len(found) != count:
+def _fit_answers(answers: Any, count: int) -> list[Any] | None:
+    """Hides answers, with None for a blank one; None if their number is wrong."""
+    if not isinstance(answers, list | tuple) or len(answers) != count:
         return None
-    return [Hidden(answer) if isinstance(answer, str) and answer.strip() else None for answer in found]
+    return [Hidden(answer) if isinstance(answer, str) and answer.strip() else None for answer in answers]
 
 
 def _present(boxes: Sequence[Box | None]) -> list[Box]:
@@ -237,6 +232,6 @@ def _present(boxes: Sequence[Box | None]) -> list[Box]:
 
 
 def _scattered(prompts: Sequence[Box | None], answers: Sequence[Box | None]) -> list[Box | None]:
-    """Puts the answers back to the places of their prompts."""
-    left = iter(answers)
-    return [None if prompt is None else next(left) for prompt in prompts]
+    """Returns the answers at the places of their prompts."""
+    remaining = iter(answers)
+    return [None if prompt is None else next(remaining) for prompt in prompts]

@@ -1,18 +1,4 @@
-"""Which choice an answer names, by one public rule. Pure and total; knows no model, no prompt and no privacy.
-
-An answer is private where its prompt is, so the rule may not raise, whatever the answer is: what it cannot read names
-nothing, and that is an abstention. The rule, in this order:
-
-1. Case, width and white space do not count (NFKC and case folding). Look-alikes of another script are other letters.
-2. The whole answer is a choice: that one.
-3. Otherwise the first line counts that has a letter or a digit; quotes, brackets and Markdown are taken off it, with a
-   full stop or other mark at its end, and up to five words and a colon in front ("The label is: **card**").
-4. If what is left is a choice: that one.
-5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one. Where
-   one choice begins another ("card", "card payment") the longer one is meant.
-6. If it is the beginning of one choice alone, by whole words ("cash" for "cash machine"): that one.
-7. Otherwise it names none.
-"""
+"""Decides by one public rule which choice an answer names."""
 
 from __future__ import annotations
 
@@ -32,6 +18,17 @@ _JOINERS = "-.'\u2019/&@:,"
 _FENCE = "```"
 
 
+# An answer is private where its prompt is, so the rule may not raise: an answer that it cannot read names nothing, and
+# its row abstains. The rule, in this order:
+# 1. Case, width and white space do not count (NFKC and case folding). Look-alikes of another script are other letters.
+# 2. The whole answer is a choice: that one.
+# 3. Otherwise the first line with a letter or digit counts, without quotes, brackets and Markdown around it, without a
+# mark at its end, and without up to five words and a colon in front ("The label is: **card**").
+# 4. If the rest is a choice: that one.
+# 5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one.
+# Where one choice begins another ("card", "card payment") the longer one is meant.
+# 6. If it is the beginning of exactly one choice, by whole words ("cash" for "cash machine"): that one.
+# 7. Otherwise it names none.
 class Names:
     """The choices as an answer may name them.
 
@@ -75,15 +72,15 @@ class Names:
         for form in forms:
             if form in self._place:
                 return self._place[form]
-        found = {place for _, place in self._found(line)}
+        named = {place for _, place in self._found(line)}
         for form in forms:
             first = next(self._found(form), None)
-            if first is not None and first[0] == 0 and found <= {first[1]}:
+            if first is not None and first[0] == 0 and named <= {first[1]}:
                 return first[1]
-        return self._begun_by(forms[-1]) if not found else None
+        return self._begun_by(forms[-1]) if not named else None
 
     def _forms(self, line: str) -> Iterator[str]:
-        """Yields the line, the line peeled, and what stands behind a short beginning with a colon."""
+        """Yields the line, the line without its wrapping, and the text behind a short beginning with a colon."""
         yield line
         peeled = _peeled(line)
         yield peeled
@@ -117,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def _first_line(lines: Sequence[str]) -> str:
-    """Returns the first line that says something, with the next one where it ends in a colon."""
+    """Returns the first line with a letter or digit, joined with the next one where it ends in a colon."""
     plain = [_plain(line) for line in lines if not line.lstrip().startswith(_FENCE)]
     speaking = [line for line in plain if any(map(str.isalnum, line))]
     if len(speaking) > 1 and speaking[0].rstrip(_WRAPPING).endswith(":"):
@@ -126,7 +123,7 @@ def _first_line(lines: Sequence[str]) -> str:
 
 
 def _peeled(line: str) -> str:
-    """Returns a line without what is wrapped around it; a sign before a number stays."""
+    """Returns a line without quotes, brackets and bullets around it; a sign before a number stays."""
     text = line.lstrip(_OPENING)
     while (bullet := _BULLETS.match(text)) is not None:
         text = text[bullet.end() :].lstrip(_OPENING)
@@ -141,6 +138,6 @@ def _is_edge(following: str) -> bool:
 
 
 def _is_word(character: str) -> bool:
-    """Letters, numbers and marks; invisible and unassigned characters too, as they may hide anything."""
+    """Whether a character belongs to a word; invisible and unassigned ones too, as they may hide anything."""
     category = unicodedata.category(character)
     return character in "_+#%" or category[0] in "LNM" or category in {"Cf", "Cn", "Co", "Cs"}

@@ -1,8 +1,4 @@
-"""Work that may wait, taken off the event loop and always seen to its end. Knows no ledger, no model and no walk.
-
-A cancelled task must not leave such work half-done behind its back: whoever awaits it hears of the cancellation when
-the work has ended.
-"""
+"""Runs blocking work in threads, always to its end, so that cancelled tasks leave nothing half-done."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 THREADS = 32
-"""Most pieces of such work at a time in one process; they mostly wait."""
+"""Threads for such work in one process; they mostly wait."""
 
 T = TypeVar("T")
 _POOLS: dict[int, ThreadPoolExecutor] = {}
@@ -34,7 +30,7 @@ async def aside(action: Callable[[], T], *, is_slow: bool = True) -> T:
 
     Args:
       action: what may wait; it runs in a copy of the caller's context.
-      is_slow: False: it does not wait, so it is run at once and where we are.
+      is_slow: False: it does not block, so it runs here and now.
     """
     if not is_slow:
         return action()
@@ -44,17 +40,17 @@ async def aside(action: Callable[[], T], *, is_slow: bool = True) -> T:
     try:
         return result()
     finally:
-        del result  # it holds the error, whose frames hold it
+        del result  # breaks a cycle: it holds the error, whose frames hold it
 
 
 async def seen_through(
     action: Callable[[], T], *, is_optional: bool = False, if_left: Callable[[], object] | None = None
 ) -> tuple[Callable[[], T], asyncio.CancelledError | None]:
-    """Runs `action` in a thread to its end; returns what gives its outcome, and the cancellation that came meanwhile.
+    """Runs `action` in a thread to its end; returns a function that gives its outcome, and a cancellation that came.
 
     Args:
       action: what may wait.
-      is_optional: whether a cancellation takes back what has not begun; then the outcome is that cancellation.
+      is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation.
       if_left: run in a thread after `action` has ended well, where the coroutine that awaits it was closed meanwhile.
     """
     future = _pool().submit(contextvars.copy_context().run, action)
@@ -79,12 +75,12 @@ async def seen_through(
 
 
 def leave(action: Callable[[], object]) -> None:
-    """Runs `action` in a thread that nobody awaits: for clean-up where nothing can be awaited any more."""
+    """Runs `action` in a thread that nothing awaits: for clean-up where awaiting is no longer possible."""
 
     def run() -> None:
         try:
             action()
-        except BaseException as error:  # noqa: BLE001  nobody is left to hear of it
+        except BaseException as error:  # noqa: BLE001  nothing could catch it
             logger.warning("an abandoned run could not be cleaned up: %s", type(error).__name__)
 
     try:
@@ -94,18 +90,18 @@ def leave(action: Callable[[], object]) -> None:
 
 
 class Aside(Generic[T]):
-    """Enters and leaves a block's context manager in threads: `async with Aside(tickets) as held:`.
+    """Enters and leaves a context manager in threads: `async with Aside(tickets) as entered:`.
 
     Formal guarantees:
       - What was entered is left, also when a cancellation came while it was entered.
 
     Args:
-      manager: what may wait as it is entered or left.
-      is_slow: False: it does not wait, so it is entered and left at once and where we are.
+      manager: may block when it is entered or left.
+      is_slow: False: it does not block, so it is entered and left here and now.
 
     Attributes:
       is_at_yield: whether an async generator stands at a `yield` of the block, so that its close can be awaited; the
-        close of a coroutine cannot, and what was entered is then left in a thread that nobody waits for.
+        close of a coroutine cannot, and the manager is then left in a thread that nothing waits for.
     """
 
     is_at_yield = False
@@ -148,7 +144,7 @@ def _left(then: Callable[[], object], ended: Future[T]) -> None:
 
 
 async def _ended(future: Future[T]) -> None:
-    """Waits for a thread's work; a cancellation of the waiting does not reach the work."""
+    """Waits for a thread's work; cancelling the wait does not cancel the work."""
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
 

@@ -1,8 +1,8 @@
-"""What an engine can do, as Protocols by capability. Knows nothing of privacy: str and numpy at the door.
+"""Defines what an engine can do, as Protocols by capability.
 
 An engine maps prompts to rows, and each row depends on its own prompt only (plus the public prefix and domain).
 A row whose call failed or cannot be read abstains (probabilities: all 0; log-likelihoods: all -inf; text: empty); an
-engine never raises for the content of one prompt. What it raises is about public things: a closed session, a token of
+engine never raises for the content of one prompt. Its errors concern public facts: a closed session, a token of
 another engine, more top tokens than it reports, a failed public call.
 """
 
@@ -45,7 +45,7 @@ class TokenSession(Protocol):
         """
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Is `score`, awaitable; rows of one call run concurrently."""
+        """Async twin of `score`; rows of one call run concurrently."""
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row's prefix.
@@ -101,7 +101,7 @@ class NextTokenBackend(Protocol):
         """
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, awaitable."""
+        """Async twin of `top_tokens`."""
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session on PRIVATE prompts, each continued by the same released `prefix`.
@@ -145,7 +145,7 @@ class FullSession(TokenSession, Protocol):
         """Returns float64[V]: next-token logits after the PUBLIC prompt and the prefix."""
 
     async def apublic(self) -> NDArray[np.float64]:
-        """Is `public`, awaitable."""
+        """Async twin of `public`."""
 
     def logits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Returns float64[rows, d]: next-token logits of the private rows, on `columns` or (None) on all of them.
@@ -157,7 +157,7 @@ class FullSession(TokenSession, Protocol):
         """
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
-        """Is `logits`, awaitable."""
+        """Async twin of `logits`."""
 
 
 @runtime_checkable
@@ -206,7 +206,7 @@ class ChoiceBackend(Protocol):
         """
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable."""
+        """Async twin of `score_choices`."""
 
 
 @runtime_checkable
@@ -229,7 +229,7 @@ class PublicChoiceBackend(ChoiceBackend, Protocol):
         """
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
-        """Is `score_public`, awaitable."""
+        """Async twin of `score_public`."""
 
 
 @runtime_checkable
@@ -246,7 +246,7 @@ class TextBackend(Protocol):
         """
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async twin of `complete`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -271,7 +271,7 @@ class TrainingExample:
 class GradientBackend(Protocol):
     """Gives the gradient of each unit's loss with respect to the unit's own copy of a prompt: local models.
 
-    A loss that is no finite number, a gradient with such an entry, and an example that cannot be read count as zero.
+    A loss that is not finite, a gradient with such an entry, and an example that cannot be read count as zero.
     """
 
     @property
@@ -311,13 +311,13 @@ class GradientBackend(Protocol):
         *,
         add: Callable[[RealRows], None],
     ) -> None:
-        """Is `gradients`, awaitable."""
+        """Async twin of `gradients`."""
 
     def check(self, parameters: NDArray[np.float64]) -> object:
-        """Tries the engine out at public weights with made-up text of its own, as private text is worked on.
+        """Tests the engine at public weights with made-up text, in the way private text is processed.
 
-        Asked before the first ticket burns and behind the rows of every step, whatever they were: what fails for a
-        device, or for the weights as they stand, would otherwise look like units that all fail.
+        Called before the first ticket is burnt and after the rows of every step: a failing device, or weights without
+        finite losses, would otherwise look like units that all fail.
 
         Args:
           parameters: float64[width], public.

@@ -1,4 +1,4 @@
-"""Runs the calls of one engine, some at a time, sync and async. Knows requests and replies, but not what is asked."""
+"""Runs the calls of one engine under a concurrency limit, sync and async."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AT_MOST: ContextVar[int | None] = ContextVar("dpicl_calls_at_most", default=Non
 
 @contextmanager
 def at_most(limit: int | None) -> Iterator[None]:
-    """Makes every `many` and `amany` of the block keep to so many calls at a time; None: to the engine's own limit."""
+    """Limits every `many` and `amany` of the block to `limit` calls at a time; None: to the engine's own limit."""
     token = _AT_MOST.set(limit)
     try:
         yield
@@ -34,8 +34,8 @@ def at_most(limit: int | None) -> Iterator[None]:
 class Calls:
     """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse.
 
-    Threads and event loops share the limit. One case has a limit of its own: blocking calls from a thread whose event
-    loop runs. They stop that loop, so waiting for its own awaited calls would be waiting for ever.
+    Threads and event loops share the limit, except that blocking calls from a thread with a running event loop have
+    a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
     """
 
     def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
@@ -50,24 +50,24 @@ class Calls:
         return self._model
 
     def one(self, request: Request) -> Reply:
-        """Makes one call and waits out what is worth waiting for."""
+        """Makes one call, with the retries of the engine's policy."""
         return self._through(self._blocking_gate(), request)
 
     def probe(self, request: Request) -> Reply:
-        """Makes one public call with a probe's short patience."""
+        """Makes one public call, with the few retries of a probe."""
         return self._model.ask(request, retry=ProbePolicy.of(self._retry))
 
     async def aone(self, request: Request) -> Reply:
-        """Is `one`, awaitable."""
+        """Async twin of `one`."""
         async with self._here().gate:
             return await self._model.aask(request, retry=self._retry)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
         """Makes independent calls; replies come in the order of the requests.
 
-        Where one call is made at a time, it is made in this thread, as `one` makes it. Not below a running event loop:
-        there a model that runs a loop of its own works in another thread only. The limit is public; the number of
-        requests may not be, so it decides nothing.
+        With a limit of 1 calls run in this thread, unless an event loop runs in it: a model that runs a loop of its own
+        works only in another thread then. Only the public limit decides this, never the number of requests, which
+        may be private.
         """
         gate, limit = self._blocking_gate(), min(self._limit, _AT_MOST.get() or self._limit)
         if limit == 1 and gate is self._here().gate:
@@ -94,7 +94,7 @@ class Calls:
         return [replies[place] for place in range(len(requests))]
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
-        """Is `many`, awaitable."""
+        """Async twin of `many`."""
         limit = _AT_MOST.get()
         if limit is None:
             return list(await asyncio.gather(*(self.aone(request) for request in requests)))
@@ -118,7 +118,7 @@ class Calls:
         return self._here().gate_inside_a_loop
 
     def _here(self) -> _Process:
-        """Returns what belongs to this process: neither threads nor locks survive a fork."""
+        """Returns the threads and gates of this process: neither survive a fork."""
         number = os.getpid()
         return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
 
@@ -133,7 +133,7 @@ class _Process:
 
 
 class Gate:
-    """Lets at most `limit` holders in at once, from threads and event loops alike; who waits comes in by turn."""
+    """Admits at most `limit` holders at once, from threads and event loops, in the order of their arrival."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
@@ -185,11 +185,11 @@ class Gate:
         self._leave()
 
     def enter_at_once(self) -> bool:
-        """Takes a free place and says so, or says that there is none."""
+        """Takes a free place if there is one; returns whether it did."""
         return self._takes(None)
 
     def _takes(self, wake: Callable[[], bool] | None) -> bool:
-        """Takes a free place, or queues if there is somebody to wake."""
+        """Takes a free place, or queues `wake` if there is none."""
         with self._lock:
             if self._free:
                 self._free -= 1
@@ -199,7 +199,7 @@ class Gate:
             return False
 
     def _leave(self) -> None:
-        """Hands the place to the next that still waits."""
+        """Hands the place to the next waiter that is still there."""
         with self._lock:
             while self._waiting:
                 if self._waiting.popleft()():

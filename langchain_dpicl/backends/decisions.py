@@ -1,8 +1,4 @@
-"""Decision models as engines: a probability for every choice, called in silence. Knows no tokens and no privacy.
-
-For OpenAI's Decisions API and servers that speak it (`OpenAIDecisions(base_url=...)`), and for the decision models of
-langchain-core where it has them. Every call goes through `silent`.
-"""
+"""Wraps a LangChain decision model as an engine that gives a probability to every choice."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from langchain_dpicl.backends.silent import Hidden, Render, Reply, Request, Retr
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 INSTRUCTIONS = "The input is a text that stops where a label is missing. Which label comes next?"
-"""What is asked about every prompt unless told otherwise."""
+"""The default question about every prompt."""
 
 MOST_CHOICES = 255
 """Choices of one question, by the documentation of the API."""
@@ -117,7 +113,7 @@ class DecisionsBackend:
         return _stacked([_row(reply, names) for reply in self._calls.many(requests)], len(names))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable; rows of one call run concurrently."""
+        """Async twin of `score_choices`; rows of one call run concurrently."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         names = distinct(choices)
@@ -136,7 +132,7 @@ class DecisionsBackend:
         return choice_row(answered(self.name, reply).reveal().decision, names)
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
-        """Is `score_public`, awaitable."""
+        """Async twin of `score_public`."""
         names = distinct(choices)
         reply = await self._calls.aone(self._request(Hidden(prompt), names, explain="kind"))
         return choice_row(answered(self.name, reply).reveal().decision, names)
@@ -168,17 +164,17 @@ class DecisionsBackend:
 
 
 def choice_row(response: object, names: Sequence[str]) -> NDArray[np.float64]:
-    """Reads one response, whatever it is: float64[names], logarithms of probabilities that sum to 1 at most.
+    """Reads any response as float64[names]: logarithms of probabilities that sum to at most 1.
 
-    Numbers beyond [0, 1] count as 0 or 1, and a sum above 1 is scaled down. Choices that are missing or have no
-    number, refusals and anything that is no answer to a choice question are -inf; further labels are left out.
+    Numbers beyond [0, 1] count as 0 or 1, and a sum above 1 is scaled down. Missing choices, refusals and anything but
+    an answer to a choice question are -inf; further labels are ignored.
     """
     answers = getattr(response, "answers", None)
     answer = answers.get(_QUESTION) if isinstance(answers, Mapping) else None
-    found = getattr(answer, "probabilities", None)
-    given = [_probability(found.get(name)) if isinstance(found, Mapping) else 0.0 for name in names]
-    total = math.fsum(given)
-    row = np.array(given) / max(1.0, total)
+    reported = getattr(answer, "probabilities", None)
+    values = [_probability(reported.get(name)) if isinstance(reported, Mapping) else 0.0 for name in names]
+    total = math.fsum(values)
+    row = np.array(values) / max(1.0, total)
     return np.log(row, out=np.full(len(names), -np.inf), where=row > 0.0)
 
 
@@ -199,7 +195,7 @@ def _render(question: Any) -> Render:
 
 
 def _row(reply: Reply, names: Sequence[str]) -> NDArray[np.float64]:
-    """Reads a private reply; an answer that raises when it is looked at abstains."""
+    """Reads a private reply; an answer that raises when it is read abstains."""
     row = quietly(lambda: choice_row(None if reply.answer is None else reply.answer.reveal().decision, names))
     return np.full(len(names), -np.inf) if row is None else row
 

@@ -1,4 +1,4 @@
-"""The public candidates of one token. Knows no private prompt."""
+"""Holds the public candidates of one token."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Domain:
         """The candidates."""
         return tuple(self.tokens) if self.columns is None else tuple(self.tokens[i] for i in self.columns.tolist())
 
-    def only(self, kept: NDArray[Any]) -> Domain:
-        """Returns the candidates at the places int[k] or where bool[d]."""
-        places = np.flatnonzero(kept) if kept.dtype == np.bool_ else kept
+    def only(self, chosen: NDArray[Any]) -> Domain:
+        """Returns the candidates at int[k] places, or where bool[d] is true."""
+        places = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         logits = None if self.logits is None else self.logits[places]
         if self.columns is not None:
             return Domain(self.tokens, logits, self.columns[places])
         return Domain([self.tokens[i] for i in places.tolist()], logits)
 
     def joined(self, other: Domain) -> Domain:
-        """Returns these candidates and those of `other` behind them."""
+        """Returns these candidates followed by those of `other`."""
         if not len(other):
             return self
         logits = None if self.logits is None or other.logits is None else np.concatenate([self.logits, other.logits])

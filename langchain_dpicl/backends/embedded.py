@@ -1,9 +1,4 @@
-"""The small offline default model, in numpy. Knows nothing of privacy, networks or LangChain.
-
-It is a real conditional distribution over a full vocabulary: it reads its demonstrations, leaks them verbatim when
-nobody adds noise, and is a toy for everything else (docs/embedded-model.md). Tables are loaded once per process and
-shared by threads; what belongs to a prompt lives in the session that was opened for it and nowhere else.
-"""
+"""The small offline default model as an engine, in numpy."""
 
 from __future__ import annotations
 
@@ -21,6 +16,9 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 __all__ = ["EmbeddedModel", "EmbeddedSession", "Induction"]
 
+# A real conditional distribution over a full vocabulary: it reads its demonstrations, leaks them verbatim without
+# noise, and is a toy otherwise (docs/embedded-model.md). Tables are shared; everything of a prompt lives in its
+# session.
 BLOCK = 64
 """Prompts handled together where a call brings many."""
 
@@ -33,14 +31,7 @@ class EmbeddedSession:
         self._place: Place | None = batch.start()
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, len(domain)]: next-token probabilities; 0 for what is no token of the model.
-
-        Args:
-          domain: distinct token ids.
-
-        Raises:
-          ConfigurationError: the session is closed.
-        """
+        """Returns float64[rows, len(domain)]: next-token probabilities on distinct ids; 0 for anything but a token."""
         batch, place = self._state()
         size = batch.tables.size
         wanted = np.array([token if _is_token(token, size) else -1 for token in domain], np.int64)
@@ -56,11 +47,7 @@ class EmbeddedSession:
         return await asyncio.to_thread(self.score, domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row.
-
-        Raises:
-          ConfigurationError: not a token id of this model, or the session is closed.
-        """
+        """Appends one released token to every row; refuses anything but an id of this model."""
         batch, place = self._state()
         self._place = batch.advance(place, np.full(batch.num_rows, _token_id(token, batch.tables.size)))
 
@@ -180,13 +167,7 @@ class EmbeddedModel:
         temperature: float = 0.0,
         rng: Generator | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Yields, for ever, the next token of every row int64[rows] and the rows float64[rows, V] it was taken from.
-
-        Args:
-          prompts: each is continued by its own tokens.
-          temperature: 0 takes the likeliest token.
-          rng: coins of the sampling, which protect nobody; None for fresh ones.
-        """
+        """Yields, for ever, the next token of every row int64[rows] and the rows float64[rows, V] it was taken from."""
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = Batch(self._tables, prompts, self._induction)
@@ -255,13 +236,13 @@ def _restore(induction: Induction) -> EmbeddedModel:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Returns what stands before the first stop string."""
+    """Returns the text before the first stop string."""
     places = [place for word in stop if word and (place := text.find(word)) >= 0]
     return text[: min(places)] if places else text
 
 
 def _choose(rows: Floats, temperature: float, rng: np.random.Generator) -> Ints:
-    """The likeliest token of each row, or one drawn from the row at `temperature`."""
+    """Returns the likeliest token of each row, or one drawn from the row at `temperature`."""
     if temperature == 0:
         return np.asarray(rows.argmax(axis=1))
     weights = np.exp((np.log(rows) - np.log(rows.max(axis=1, keepdims=True))) / temperature)
@@ -271,7 +252,7 @@ def _choose(rows: Floats, temperature: float, rng: np.random.Generator) -> Ints:
 
 
 def _log_likelihoods(batch: Batch, choices: Sequence[tuple[int, ...]]) -> Floats:
-    """float64[rows, choices]: walks the tree of the choices, so that shared beginnings are scored once."""
+    """Returns float64[rows, choices]; the choices form a tree, so that shared beginnings are scored once."""
     followers: dict[tuple[int, ...], dict[int, None]] = {}
     for tokens in choices:
         for length, token in enumerate(tokens):

@@ -1,8 +1,4 @@
-"""Any LangChain embeddings as an engine: private texts to vectors, in silence. Knows no mechanism and no provider.
-
-An answer to a private prompt is private, so embedding it is a private call: one text per call, straight to
-`embed_documents` or `aembed_documents`, under the covers of `silent`. What comes back is read there, too.
-"""
+"""Wraps LangChain embeddings as an engine that embeds private texts silently, one call per text."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ _PROGRESS = ("show_progress_bar", "show_progress")
 
 
 class SilentEmbeddings:
-    """LangChain embeddings that nobody overhears, one row per text.
+    """LangChain embeddings, called silently, one row per text.
 
     Formal guarantees:
       - Row i of `rows` is computed from text i alone: each text is a call of its own, so neither padding nor another
@@ -73,9 +69,9 @@ class SilentEmbeddings:
         self, embeddings: Embeddings, *, max_concurrency: int | None = None, retry: RetryPolicy | None = None
     ) -> None:
         if not isinstance(embeddings, Embeddings):
-            found = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
+            kind = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
             raise CapabilityError(
-                f"expected LangChain embeddings (an instance, such as OpenAIEmbeddings(...)), found {found}"
+                f"expected LangChain embeddings (an instance, such as OpenAIEmbeddings(...)), found {kind}"
             )
         refuse_keepers(embeddings)
         self._model = _SilentEmbedder(_quiet_copy(embeddings))
@@ -100,26 +96,21 @@ class SilentEmbeddings:
         return self._stacked(self._calls.many([_request(text) for text in texts]))
 
     async def arows(self, texts: Sequence[Hidden[str]]) -> Rows:
-        """Is `rows`, awaitable; texts are embedded concurrently."""
+        """Async twin of `rows`; texts are embedded concurrently."""
         return self._stacked(await self._calls.amany([_request(text) for text in texts]))
 
     def public(self, texts: Sequence[str]) -> Rows:
-        """Returns float64[texts, dimension] for PUBLIC texts, each by a call of its own as well.
-
-        Raises:
-          ModelCallError: a call failed, or brought no vector of `dimension` finite numbers.
-          ConfigurationError: these are no texts.
-        """
+        """Returns float64[texts, dimension] for PUBLIC texts, one call each."""
         replies = self._calls.many([_request(text, explain="kind") for text in _public_texts(texts)])
         return self._checked(replies)
 
     async def apublic(self, texts: Sequence[str]) -> Rows:
-        """Is `public`, awaitable."""
+        """Async twin of `public`."""
         replies = await self._calls.amany([_request(text, explain="kind") for text in _public_texts(texts)])
         return self._checked(replies)
 
     def _stacked(self, replies: Sequence[Reply]) -> Rows:
-        """Puts private replies into rows."""
+        """Stacks private replies into rows."""
         rows: Rows = np.zeros((len(replies), self._dimension))
         for place, reply in enumerate(replies):
             if reply.answer is not None and _width(reply.answer) == self._dimension:
@@ -127,7 +118,7 @@ class SilentEmbeddings:
         return rows
 
     def _checked(self, replies: Sequence[Reply]) -> Rows:
-        """Puts public replies into rows, or raises."""
+        """Stacks public replies into rows, or raises ModelCallError."""
         for reply in replies:
             if _width(answered(self.name, reply)) != self._dimension:
                 raise ModelCallError(
@@ -137,7 +128,7 @@ class SilentEmbeddings:
         return self._stacked(replies)
 
     def _probed(self, *, sends_tokens: bool) -> int:
-        """Learns with public text how many numbers a vector has."""
+        """Returns the dimension of a vector, learnt with public text."""
         reply = self._calls.probe(_request(Hidden(_PROBE_TEXT), explain="text"))
         try:
             width = _width(probed(self.name, reply, asked="the vector of a short text", advice=_ADVICE))
@@ -149,7 +140,7 @@ class SilentEmbeddings:
 
 
 class _SilentEmbedder(SilentModel):
-    """Embeddings behind the doors of silent models: they take a list of texts, as completion models do."""
+    """Embeddings as a silent model: they take a list of texts, as completion models do."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         super().__init__(embeddings, {}, takes=("completion", EMBEDDING))
@@ -160,7 +151,7 @@ class _SilentEmbedder(SilentModel):
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Vector:
-    """What came back for one text, read; `silent` boxes it as it boxes a decision model's `answers`."""
+    """The vector of one text; `silent` treats it as it treats a decision model's `answers`."""
 
     answers: NDArray[np.float64] | None
 
@@ -173,14 +164,14 @@ async def _aembedded(door: Callable[[list[str]], Awaitable[object]], texts: list
     return _Vector(vector_of(await door(texts)))
 
 
-def vector_of(found: object) -> NDArray[np.float64] | None:
-    """Reads what embedding one text brought: float64[d]; None for all but one list of finite numbers."""
-    if not isinstance(found, list | tuple | np.ndarray) or len(found) != 1:
+def vector_of(answer: object) -> NDArray[np.float64] | None:
+    """Returns float64[d] of the embedding of one text; None for anything but one list of finite numbers."""
+    if not isinstance(answer, list | tuple | np.ndarray) or len(answer) != 1:
         return None
     try:
         with np.errstate(all="ignore"):  # a caller's numpy error state is not a fault of this row
-            given = np.asarray(found[0])
-            numbers: NDArray[np.float64] = given.astype(np.float64) if given.dtype.kind in "fiu" else np.empty(0)
+            array = np.asarray(answer[0])
+            numbers: NDArray[np.float64] = array.astype(np.float64) if array.dtype.kind in "fiu" else np.empty(0)
     except Exception:  # noqa: BLE001  lists of unequal lengths, and whatever objects of foreign classes do
         return None
     return numbers if numbers.ndim == 1 and np.isfinite(numbers).all() else None
@@ -197,15 +188,12 @@ def _public_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _width(answer: Hidden[Any]) -> int:
-    """Returns how many numbers an answer has; 0: it is none."""
+    """Returns the length of an answer's vector; 0 if it has none."""
     return 0 if answer.reveal().decision.answers is None else int(answer.reveal().decision.answers.size)
 
 
 def _quiet_copy(embeddings: E) -> E:
-    """Returns a copy without progress bars, spans and settings for public traffic.
-
-    What is no pydantic model is taken as it is.
-    """
+    """Returns a pydantic model's copy without progress bars, spans and public settings; others unchanged."""
     if not isinstance(embeddings, BaseModel):
         return embeddings
     fields = type(embeddings).model_fields

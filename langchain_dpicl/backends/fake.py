@@ -1,8 +1,4 @@
-"""Deterministic engines for tests and documentation. Know no model, no network and no randomness.
-
-`FakeBackend` has every capability at once. Its distribution is a function of one prompt and the released prefix, so a
-row depends on its own prompt by construction; failures are scripted. It counts calls and keeps no prompt.
-"""
+"""Deterministic engines for tests and documentation."""
 
 from __future__ import annotations
 
@@ -100,12 +96,12 @@ class FakeBackend:
         self.calls["public"] += 1
         if self.calls["public"] == self._fail_public_call:
             raise ModelCallError(f"public call {self._fail_public_call} failed, as scripted; call again")
-        found = self._probabilities(prompt, _prefix(prefix))
-        pairs: list[tuple[Token, float]] = [(token, found[token]) for token in _ranked(found) if _is_text(token)]
+        by_token = self._probabilities(prompt, _prefix(prefix))
+        pairs: list[tuple[Token, float]] = [(token, by_token[token]) for token in _ranked(by_token) if _is_text(token)]
         return pairs[:top_k]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, awaitable."""
+        """Async twin of `top_tokens`."""
         return self.top_tokens(prompt, prefix, top_k=top_k)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
@@ -128,7 +124,7 @@ class FakeBackend:
         return np.asarray(rows, dtype=np.float64).reshape(len(prompts), len(choices))
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable."""
+        """Async twin of `score_choices`."""
         return self.score_choices(prompts, choices)
 
     def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
@@ -137,16 +133,16 @@ class FakeBackend:
         return [self._greedy(prompt, max_tokens, stop) for prompt in prompts]
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async twin of `complete`."""
         return self.complete(prompts, max_tokens=max_tokens, stop=stop)
 
     def _probabilities(self, prompt: str, prefix: tuple[bytes, ...]) -> Probabilities:
-        given = self._distribution(prompt, prefix).items()
-        found = {_key(token): float(probability) for token, probability in given}
-        if min(found.values(), default=0.0) < 0.0 or not math.fsum(found.values()) <= 1.0 + 1e-9:
+        entries = self._distribution(prompt, prefix).items()
+        by_token = {_key(token): float(probability) for token, probability in entries}
+        if min(by_token.values(), default=0.0) < 0.0 or not math.fsum(by_token.values()) <= 1.0 + 1e-9:
             raise ConfigurationError("the distribution of a FakeBackend must be >= 0 and sum to <= 1")
-        known = found if self._vocabulary is None else self._vocabulary
-        return {token: found[token] for token in known if token in found}
+        known = by_token if self._vocabulary is None else self._vocabulary
+        return {token: by_token[token] for token in known if token in by_token}
 
     def _fails(self, prompt: str) -> bool:
         return self._fail_rows_containing is not None and self._fail_rows_containing in prompt
@@ -155,8 +151,8 @@ class FakeBackend:
         """A private row: only what the engine would report."""
         if self._fails(prompt):
             return {}
-        found = self._probabilities(prompt, prefix)
-        return {token: found[token] for token in _ranked(found)[: self._max_top_k]}
+        by_token = self._probabilities(prompt, prefix)
+        return {token: by_token[token] for token in _ranked(by_token)[: self._max_top_k]}
 
     def _log_likelihood(self, prompt: str, choice: str) -> float:
         """Spells the choice with the longest token that fits at each step."""
@@ -165,19 +161,19 @@ class FakeBackend:
         if self._fails(prompt):
             return -math.inf
         while rest:
-            found = self._probabilities(prompt, prefix)
-            fitting = [token for token in found if token and found[token] > 0.0 and rest.startswith(token)]
+            by_token = self._probabilities(prompt, prefix)
+            fitting = [token for token in by_token if token and by_token[token] > 0.0 and rest.startswith(token)]
             if not fitting:
                 return -math.inf
             token = max(fitting, key=len)
-            rest, prefix, total = rest[len(token) :], (*prefix, token), total + math.log(found[token])
+            rest, prefix, total = rest[len(token) :], (*prefix, token), total + math.log(by_token[token])
         return total
 
     def _greedy(self, prompt: str, max_tokens: int, stop: Sequence[str]) -> str:
         prefix: tuple[bytes, ...] = ()
         while not self._fails(prompt) and len(prefix) < max_tokens:
-            found = self._probabilities(prompt, prefix)
-            token = max(found, key=lambda key: (found[key], key), default=EOS)
+            by_token = self._probabilities(prompt, prefix)
+            token = max(by_token, key=lambda key: (by_token[key], key), default=EOS)
             prefix = (*prefix, token)
             if token == EOS or any(mark in self.decode(prefix) for mark in stop):
                 break
@@ -207,7 +203,7 @@ class _FakeSession:
         return to_rows([self._row(prompt, self._prefix) for prompt in prompts], domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Is `score`, awaitable."""
+        """Async twin of `score`."""
         return self.score(domain)
 
     def push(self, token: Token) -> None:
@@ -279,8 +275,8 @@ def _prefix(tokens: Sequence[Token]) -> tuple[bytes, ...]:
     return tuple(token for token in tokens if isinstance(token, bytes))
 
 
-def _ranked(found: Probabilities) -> list[bytes]:
-    return sorted(found, key=lambda token: (-found[token], token))
+def _ranked(by_token: Probabilities) -> list[bytes]:
+    return sorted(by_token, key=lambda token: (-by_token[token], token))
 
 
 def _is_text(token: bytes) -> bool:

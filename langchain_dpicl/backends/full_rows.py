@@ -1,7 +1,4 @@
-"""Private rows over the whole vocabulary, the public row beside them, from engines that compute both together.
-
-As `rows`, for engines whose sessions carry the public prompt (`FullBackend`). Knows no noise and no ledger.
-"""
+"""Computes private rows over the whole vocabulary, with the public row in the same batch."""
 
 from __future__ import annotations
 
@@ -13,50 +10,50 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import FullBackend, FullSession, Rows, Token
 from langchain_dpicl.backends.rows import Boxed, aguarded, fits, guarded
-from langchain_dpicl.backends.walk import public_failure
+from langchain_dpicl.backends.walk import apublic_call, bare, public_call, public_failure
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AskPublicRow:
-    """Asks for the public logits, float64[V]; they are public, and a failure is an error."""
+    """Computes the public logits float64[V]; a failure is an error."""
 
     source: FullRowSource
 
     def run(self) -> NDArray[np.float64]:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return self.source.public()
 
     async def arun(self) -> NDArray[np.float64]:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return await self.source.apublic()
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AskLogits:
-    """Asks for the private logits of one release; its answer goes to the aggregation and nowhere else."""
+    """Computes the private logits of one release, for the aggregation alone."""
 
     source: FullRowSource
     columns: NDArray[np.int64]
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return self.source.logits(self.columns)
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return await self.source.alogits(self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class PublicSide:
-    """What a session with a public row knows beside private prompts; all of it is public.
+    """The public facts of a session with a public row.
 
     Attributes:
       prompt: the public prompt.
       shared: text that all prompts start with.
       num_rows: number of private rows where it is public, None where it is secret.
-      max_new_tokens: tokens that will be pushed at most.
+      max_new_tokens: most tokens that will be pushed.
     """
 
     prompt: str
@@ -67,7 +64,7 @@ class PublicSide:
 
 @dataclass(slots=True, repr=False, eq=False)
 class FullRowSource:
-    """Scores rows over the whole vocabulary, the public one beside them; if an engine raises, row by row."""
+    """Scores rows over the whole vocabulary beside the public one; if an engine raises, row by row."""
 
     backend: FullBackend
     prompts: tuple[str | None, ...]
@@ -76,44 +73,36 @@ class FullRowSource:
     session: FullSession | None = field(default=None)
 
     def public(self) -> NDArray[np.float64]:
-        """Returns float64[V]: the public logits.
-
-        Raises:
-          ModelCallError: the engine failed.
-        """
-        # A stop or a fault in there would show prompts: both are raised anew from here.
+        """Returns the public logits float64[V]."""
+        # The traceback of a stop or fault would show prompts: both are raised again from here.
         return _answer(guarded(self._public))
 
     async def apublic(self) -> NDArray[np.float64]:
-        """Is `public`, awaitable."""
+        """Async twin of `public`."""
         return _answer(await aguarded(self._apublic))
 
     def _public(self) -> NDArray[np.float64] | DPICLError:
         try:
-            return self._open().public()
+            return public_call(lambda: self._open().public())
         except DPICLError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            return public_failure(type(error).__name__)
+            return bare(error)
 
     async def _apublic(self) -> NDArray[np.float64] | DPICLError:
         try:
-            return await self._open().apublic()
+            return await apublic_call(lambda: self._open().apublic())
         except DPICLError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            return public_failure(type(error).__name__)
+            return bare(error)
 
     def logits(self, columns: NDArray[np.int64]) -> Boxed:
-        """Returns float64[prompts, d], boxed; a row that abstains or fails is NaN."""
+        """Returns float64[prompts, d], boxed; a row that abstains or failed is NaN."""
         return self._boxed(guarded(lambda: self._open().logits(columns)), columns)
 
     async def alogits(self, columns: NDArray[np.int64]) -> Boxed:
-        """Is `logits`, awaitable."""
+        """Async twin of `logits`."""
         return self._boxed(await aguarded(lambda: self._open().alogits(columns)), columns)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row; a session that cannot go on is opened anew at the next question."""
+        """Appends one released token to every row; a failed session is opened again for the next request."""
         self.prefix.append(token)
         if self.session is not None and guarded(lambda: self._pushed(token)) is None:
             self._drop()
@@ -161,7 +150,7 @@ class FullRowSource:
         return Boxed(out)
 
     def _score_one(self, row: int, columns: NDArray[np.int64]) -> Rows:
-        """Scores a row by itself, at the place and in the shape it had: its bits are those of the whole batch."""
+        """Scores a row alone, at its place and in the shape of the batch, so that its bits stay the same."""
         place, alone = 0, self.prompts[row : row + 1]
         if self.side.num_rows is not None:
             place, alone = row, tuple(prompt if i == row else None for i, prompt in enumerate(self.prompts))
@@ -169,28 +158,22 @@ class FullRowSource:
             return session.logits(columns)[place : place + 1]
 
 
-def _bare(error: DPICLError) -> DPICLError:
-    """Returns the same public error without the frames and causes it came through."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
-
-
-def _answer(found: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:
-    """Returns public logits, or raises what stands in their place."""
-    if found is None:
+def _answer(outcome: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:
+    """Returns public logits, or raises the error that replaces them."""
+    if outcome is None:
         raise public_failure("a panic")
-    if isinstance(found, DPICLError):
-        raise found
-    if not bool((found < np.inf).all() and np.isfinite(found).any()):  # a NaN is below nothing
+    if isinstance(outcome, DPICLError):
+        raise outcome
+    if not bool((outcome < np.inf).all() and np.isfinite(outcome).any()):  # a NaN is below nothing
         raise ModelCallError(
             "the model gave no numbers for the public prompt: expected logits, -inf for tokens that cannot follow, "
             "found NaN, +inf, or -inf alone; check the model on the public prompt, or load it in another dtype"
         )
-    return found
+    return outcome
 
 
 def log_rows(rows: Rows) -> Rows:
-    """Returns the logits of probability rows; a row without mass, which is one that failed, is NaN."""
+    """Returns the logits of probability rows; a row without mass, which has failed, is NaN."""
     with np.errstate(all="ignore"):
         logits: Rows = np.log(rows)
         logits[~(rows.sum(axis=1) > 0)] = np.nan
@@ -198,7 +181,7 @@ def log_rows(rows: Rows) -> Rows:
 
 
 def softmax_rows(logits: Rows) -> Rows:
-    """Returns each row's probabilities on the domain; a row with a NaN, which is one that failed, is zeros."""
+    """Returns each row's probabilities on the domain; a row with a NaN, which has failed, is zeros."""
     with np.errstate(all="ignore"):
         weights = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         shares: Rows = weights / weights.sum(axis=1, keepdims=True)

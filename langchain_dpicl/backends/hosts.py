@@ -1,4 +1,4 @@
-"""Names the places that private text is sent to, for reports."""
+"""Names the hosts that private text is sent to, for reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain_dpicl.backends.base import ChoiceBackend, GradientBackend, NextTo
 from langchain_dpicl.backends.silent import SilentModel
 
 PROCESS = "this process"
-"""What stands for models that made no connection."""
+"""Name for models that made no connection."""
 
 _OWN = "langchain_dpicl"
 _DEPTH = 6
@@ -17,26 +17,23 @@ _ENGINES = (ChoiceBackend, GradientBackend, NextTokenBackend, TextBackend)
 
 
 def seen_by(*holders: object) -> list[str]:
-    """Returns who is sent private text: names and ports of hosts, proxies included, as public calls reached them.
-
-    Args:
-      holders: engines, or objects of this package that hold them.
+    """Returns the hosts (with port, proxies included) that public calls of engines, or of their holders, reached.
 
     >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
     >>> seen_by(FakeBackend(scripted({" a": 1.0}), max_top_k=1))
     ['this process']
     """
-    found: dict[str, None] = {}
+    hosts: dict[str, None] = {}
     todo: list[tuple[Any, int]] = [(holder, 0) for holder in holders]
     seen = set(map(id, holders))
     for thing, depth in todo:  # it grows
         if isinstance(thing, SilentModel):
-            found |= dict.fromkeys(thing.hosts or (PROCESS,))
+            hosts |= dict.fromkeys(thing.hosts or (PROCESS,))
         elif not type(thing).__module__.startswith(_OWN):
             if isinstance(thing, _ENGINES):
-                found[f"wherever {type(thing).__name__} sends it"] = None
+                hosts[f"wherever {type(thing).__name__} sends it"] = None
         elif depth < _DEPTH:
             new = [value for value in held_by(thing).values() if id(value) not in seen]
             seen.update(map(id, new))
             todo += [(value, depth + 1) for value in new]
-    return sorted(found) or [PROCESS]
+    return sorted(hosts) or [PROCESS]

@@ -1,14 +1,4 @@
-"""Local Hugging Face models as an engine: the whole vocabulary, batched rows, a cache kept while a session is open.
-
-Needs the extra `hf` (torch, transformers), which is imported when the first engine is made. Nothing is downloaded and
-no code of a model's repository is run. Knows nothing of privacy but this: the bits of a row depend on its own prompt
-and on public facts alone, so that replacing one prompt leaves all others bit-identical.
-
-What happens to a prompt: a space at its end is dropped (tokens start with theirs); special tokens in it are read as
-plain text; if it is longer than `max_prompt_tokens`, its middle is cut out. What stands before the cut is the start of
-the text and the public beginning (`shared`, the head of a chat template) or, without one, the first quarter; what
-stands behind it is the end. All of that happens inside the prompt's own row.
-"""
+"""Local Hugging Face models as an engine: the whole vocabulary, in batches, with a cache per session."""
 
 from __future__ import annotations
 
@@ -35,6 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HuggingFaceBackend"]
 
+# A row's bits depend on its own prompt and on public facts alone, so replacing one prompt leaves all others bit-
+# identical. Nothing is downloaded, and no code of a model's repository runs.
+# A space at a prompt's end is dropped (tokens start with theirs), special tokens in it are plain text, and the middle
+# of a prompt longer than `max_prompt_tokens` is cut out: the public beginning (`shared`, the head of a chat template)
+# or else the first quarter stays, and the end. All of that happens inside the prompt's own row.
 Ints = NDArray[np.int64]
 
 
@@ -247,7 +242,7 @@ class HuggingFaceBackend:
         shared: str,
         max_new_tokens: int | None,
     ) -> LocalSession | DPICLError:
-        """Returns a session, or what is wrong with public arguments: it is raised where no prompt is in sight."""
+        """Returns a session, or a public error, which is raised from a frame without prompts."""
         from langchain_dpicl.backends.hf.chunks import PrivateRows
         from langchain_dpicl.backends.hf.sessions import LocalSession, check_room
 
@@ -336,7 +331,7 @@ class HuggingFaceBackend:
         return completion.generated(self._engine, rows, taste, room=self.max_new_tokens)
 
     def _reading_room(self, room: int) -> int:
-        """Tokens that a public prompt may have if `room` are to be written."""
+        """Returns how many tokens a public prompt may have if `room` are to be written."""
         limit = self._engine.limit
         return self.max_prompt_tokens if limit is None else max(limit - room, 1)
 
@@ -399,7 +394,7 @@ def _rooms(
     row_batch: int,
     limit: int | None,
 ) -> tuple[Prompts, Engine]:
-    """Returns what reads prompts and what runs the model."""
+    """Returns the reader of prompts and the runner of the model."""
     from langchain_dpicl.backends.hf.batches import Body
     from langchain_dpicl.backends.hf.engine import Engine
     from langchain_dpicl.backends.hf.prompts import Prompts

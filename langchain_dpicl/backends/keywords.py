@@ -1,8 +1,4 @@
-"""Public keywords, and which of them occur in a text. Knows no model, no privacy and no noise.
-
-A text is read word by word, in lower case and compatible form (Unicode casefolding, NFKC). A keyword occurs in it where
-the keyword's words, and the punctuation in it, follow each other: "card" is in "CARD-holder" but not in "cardboard".
-"""
+"""Finds which of some public keywords occur in a text."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.exceptions import ConfigurationError
 
 MOST_CHARACTERS = 16_384
-"""How much of a text is read; what comes after it does not count."""
+"""Characters of a text that are read; the rest does not count."""
 
 MOST_PARTS = 16
 """Words and punctuation marks of one keyword, together."""
@@ -37,9 +33,11 @@ STOP_WORDS = frozenset({
     "were", "what", "when", "where", "which", "who", "why", "will", "with", "would", "you", "your",
 })
 # fmt: on
-"""English words that say little of what a text is about."""
+"""English words without much content."""
 
 
+# A text is read word by word, in lower case and compatible form (Unicode casefolding, NFKC). A keyword occurs where its
+# words and punctuation follow each other: "card" is in "CARD-holder" but not in "cardboard".
 class Keywords:
     r"""A public domain of keywords, its order kept.
 
@@ -124,19 +122,19 @@ class Keywords:
 
     def bits(self, text: object) -> NDArray[np.float64]:
         """Returns float64[keywords]: 1 where the keyword occurs in the text; 0 everywhere for what is no text."""
-        found: NDArray[np.float64] = np.zeros(len(self))
+        bits: NDArray[np.float64] = np.zeros(len(self))
         # By `str`, as a text of another class may be sliced by anybody's code.
         parts = list(_parts(str.__getitem__(text, slice(MOST_CHARACTERS)))) if isinstance(text, str) else []
         for length in self._lengths:
             for start in range(len(parts) - length + 1):
                 place = self._places.get(tuple(parts[start : start + length]))
                 if place is not None:
-                    found[place] = 1.0
-        return found
+                    bits[place] = 1.0
+        return bits
 
 
 def _texts(name: str, values: Sequence[str]) -> list[str]:
-    """Returns public texts as a list, or raises ConfigurationError; the values themselves are not shown."""
+    """Returns public texts as a list, or raises ConfigurationError without showing the values."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ConfigurationError(f"expected {name} as a list of texts, found {type(values).__name__}")
     listed = list(values)
@@ -147,7 +145,7 @@ def _texts(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the words of a text, and each other visible character, such as punctuation, by itself."""
+    """Yields the words of a text, and each other visible character by itself."""
     word: list[str] = []
     for character in _folded(text):
         if character.isalnum() or character == "_":
@@ -177,14 +175,14 @@ def _folded(text: str) -> str:
 
 
 def _with_few_marks(text: str) -> str:
-    """Returns a text whose runs of combining marks are cut where they are longer than any script needs."""
-    kept: list[str] = []
+    """Cuts runs of combining marks that are longer than any script needs."""
+    characters: list[str] = []
     run = 0
     for character in text:
         run = run + 1 if unicodedata.combining(character) else 0
         if run <= _MOST_MARKS_IN_A_ROW:
-            kept.append(character)
-    return "".join(kept)
+            characters.append(character)
+    return "".join(characters)
 
 
 def _is_word(part: str) -> bool:

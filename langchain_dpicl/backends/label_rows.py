@@ -1,9 +1,4 @@
-"""What an engine says about labels after private prompts, as probabilities. Knows no noise, no records and no ledger.
-
-One `Ask` scores all rows of a release, content-free prompts included, in one call of the engine; if that call raises
-or brings something else than rows, each prompt is scored alone, so that a fault stays in its own row. Public prompts
-are asked for as well, one or many; their failures are errors.
-"""
+"""Computes label probabilities after private or public prompts."""
 
 from __future__ import annotations
 
@@ -18,11 +13,11 @@ from langchain_dpicl.backends._label_reading import calibrated, checked
 from langchain_dpicl.backends._label_scoring import Scorer, fitting, label_scorer
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
-from langchain_dpicl.backends.walk import Ask, public_failure
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.backends.walk import Ask, apublic_call, public_call
+from langchain_dpicl.exceptions import ConfigurationError
 
 MOST_AT_ONCE = 64
-"""Public prompts of one call of the engine, content-free ones included."""
+"""Public prompts per call of the engine, content-free ones included."""
 
 Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
@@ -31,7 +26,7 @@ Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 class LabelRows:
     """Label probabilities of private prompts, one row each.
 
-    What is read depends on the engine, and `kind` says it:
+    What is read depends on the engine (`kind`):
 
     - "whole labels": the likelihoods of all texts, normalised over them and summed per label.
     - "decisions": the probabilities as the model gives them, summed per label; they may sum to less than 1.
@@ -114,7 +109,7 @@ class LabelRows:
         return self._other
 
     def ask(self, prompts: Prompts) -> Ask:
-        """Returns what asks for float64[prompts, width], boxed; it answers once.
+        """Returns the effect that computes float64[prompts, width], boxed; it runs once.
 
         Args:
           prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
@@ -122,7 +117,7 @@ class LabelRows:
         return _AskLabels(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
 
     def ask_public(self, prompts: tuple[str, ...]) -> Ask:
-        """Returns what asks for float64[width] after a PUBLIC prompt; zeros: the answer names no label.
+        """Returns the effect that computes float64[width] after a PUBLIC prompt; zeros: the answer names no label.
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...).
@@ -132,10 +127,10 @@ class LabelRows:
         return _AskPublicLabels(self._scorer, prompts if self._calibrate else prompts[:1])
 
     def ask_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Ask:
-        """Returns what asks for float64[prompts, width] after PUBLIC prompts: the numbers of `ask_public`, in batches.
+        """Returns the effect that computes float64[prompts, width] after PUBLIC prompts: `ask_public`, in batches.
 
-        A text that occurs more than once is scored once. One that failed in its batch is asked once more alone, and so
-        is one whose answer names no label where the engine's batches cannot tell that from a failure.
+        A repeated text is scored once. One that failed in its batch is scored again alone, and so is one whose answer
+        names no label if the engine's batches do not distinguish that from a failure.
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
@@ -148,23 +143,23 @@ class LabelRows:
 
 @dataclass(slots=True, repr=False, eq=False)
 class _AskLabels:
-    """Asks for the private rows of one release; its answer goes to the aggregation and nowhere else."""
+    """Computes the private rows of one release, for the aggregation alone."""
 
     scorer: Scorer[Any]
     prompts: Prompts
     is_answered: bool = field(default=False)
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         self._once()
         try:
-            # Whatever private stands in the frames below, a stop is raised anew from a frame without it.
+            # The frames below hold private values; a stop is raised again from a frame without them.
             return guarded(self._rows) or self._nothing()
         finally:
             self.prompts = ()
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         self._once()
         try:
             return await aguarded(self._arows) or self._nothing()
@@ -172,7 +167,7 @@ class _AskLabels:
             self.prompts = ()
 
     def _once(self) -> None:
-        """A second answer would have no rows, as if every record were gone."""
+        """Refuses a second run, which would have no rows, as if every record were gone."""
         if self.is_answered:
             raise ConfigurationError("expected to answer once, found a second call; ask anew")
         self.is_answered = True
@@ -185,20 +180,20 @@ class _AskLabels:
 
     def _rows(self) -> Boxed:
         texts = self._texts()
-        found: Sequence[Any] | None = guarded(lambda: self._score(texts)) if texts else ()
-        if found is None:
-            found = [_only(guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
-        return self._read(found)
+        scores: Sequence[Any] | None = guarded(lambda: self._score(texts)) if texts else ()
+        if scores is None:
+            scores = [_only(guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
+        return self._read(scores)
 
     async def _arows(self) -> Boxed:
         texts = self._texts()
-        found: Sequence[Any] | None = await aguarded(lambda: self._ascore(texts)) if texts else ()
-        if found is None:
-            found = [
+        scores: Sequence[Any] | None = await aguarded(lambda: self._ascore(texts)) if texts else ()
+        if scores is None:
+            scores = [
                 _only(await aguarded(lambda text=text: self._ascore([text])))  # type: ignore[misc]
                 for text in texts
             ]
-        return self._read(found)
+        return self._read(scores)
 
     def _score(self, texts: list[str]) -> list[Any] | None:
         return self._split(self.scorer.score(texts), len(texts))
@@ -207,17 +202,17 @@ class _AskLabels:
         return self._split(await self.scorer.ascore(texts), len(texts))
 
     def _split(self, rows: object, num_rows: int) -> list[Any] | None:
-        found = fitting(rows, num_rows, self.scorer.columns)
-        return None if found is None else self.scorer.split(found)
+        fitted = fitting(rows, num_rows, self.scorer.columns)
+        return None if fitted is None else self.scorer.split(fitted)
 
-    def _read(self, found: Sequence[Any]) -> Boxed:
-        """Reads each row from the scores of its own prompts, which stand one after the other."""
+    def _read(self, text_scores: Sequence[Any]) -> Boxed:
+        """Reads each row from the scores of its own prompts, which are adjacent."""
         nothing, row = [0.0] * self.scorer.width, self.scorer.row
         scores: list[Sequence[Any]] = []
         first = 0
         for texts in self.prompts:
             last = first + len(texts or ())
-            scores.append(found[first:last])
+            scores.append(text_scores[first:last])
             first = last
         rows = guarded(lambda: [row(own) if own else nothing for own in scores])
         if rows is None:
@@ -227,81 +222,66 @@ class _AskLabels:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskPublicLabels:
-    """Asks for the label probabilities of one public prompt."""
+    """Computes the label probabilities of one public prompt."""
 
     scorer: Scorer[Any]
     prompts: tuple[str, ...]
 
     def run(self) -> NDArray[np.float64]:
-        """Answers, blocking."""
-        try:
-            return self._read([self.scorer.public(prompt) for prompt in self.prompts])
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, blocking."""
+        return public_call(lambda: self._read([self.scorer.public(prompt) for prompt in self.prompts]))
 
     async def arun(self) -> NDArray[np.float64]:
-        """Answers, awaiting."""
-        try:
-            return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, awaiting."""
+        return await apublic_call(self._ascored)
 
-    def _read(self, found: Sequence[list[float]]) -> NDArray[np.float64]:
-        own, *free = found
+    async def _ascored(self) -> NDArray[np.float64]:
+        return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
+
+    def _read(self, probabilities: Sequence[list[float]]) -> NDArray[np.float64]:
+        own, *free = probabilities
         return np.array(calibrated(own, free, least=self.scorer.least), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskPublicRows:
-    """Asks for the label probabilities of many public prompts, so many texts in a call of the engine."""
+    """Computes the label probabilities of many public prompts, in batches of texts."""
 
     scorer: Scorer[Any]
     prompts: tuple[tuple[str, ...], ...]
     width: int
 
     def run(self) -> NDArray[np.float64]:
-        """Answers, blocking."""
-        scorer, found = self.scorer, dict[str, list[float]]()
-        try:
-            for texts in self._batches():
-                rows = scorer.batch(scorer.score(texts), len(texts))
-                for text, row in zip(texts, rows, strict=True):
-                    found[text] = scorer.public(text) if row is None else row
-            return self._read(found)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, blocking."""
+        return public_call(self._scored)
 
     async def arun(self) -> NDArray[np.float64]:
-        """Answers, awaiting."""
-        scorer, found = self.scorer, dict[str, list[float]]()
-        try:
-            for texts in self._batches():
-                rows = scorer.batch(await scorer.ascore(texts), len(texts))
-                for text, row in zip(texts, rows, strict=True):
-                    found[text] = await scorer.apublic(text) if row is None else row
-            return self._read(found)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, awaiting."""
+        return await apublic_call(self._ascored)
+
+    def _scored(self) -> NDArray[np.float64]:
+        scorer, by_text = self.scorer, dict[str, list[float]]()
+        for texts in self._batches():
+            rows = scorer.batch(scorer.score(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = scorer.public(text) if row is None else row
+        return self._read(by_text)
+
+    async def _ascored(self) -> NDArray[np.float64]:
+        scorer, by_text = self.scorer, dict[str, list[float]]()
+        for texts in self._batches():
+            rows = scorer.batch(await scorer.ascore(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = await scorer.apublic(text) if row is None else row
+        return self._read(by_text)
 
     def _batches(self) -> list[list[str]]:
         texts = list(dict.fromkeys(text for row in self.prompts for text in row))
         return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
-    def _read(self, found: Mapping[str, list[float]]) -> NDArray[np.float64]:
+    def _read(self, by_text: Mapping[str, list[float]]) -> NDArray[np.float64]:
         least = self.scorer.least
-        rows = [calibrated(found[own], [found[text] for text in free], least=least) for own, *free in self.prompts]
+        rows = [calibrated(by_text[own], [by_text[text] for text in free], least=least) for own, *free in self.prompts]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.scorer.width)[:, : self.width]
 
 

@@ -1,8 +1,4 @@
-"""Any LangChain chat or completion model that reports top-k logprobs, as an engine. Knows nothing of privacy.
-
-Every call, public or private, goes through `silent`. How the model is asked and read is in `_wire`, what it can do is
-learnt by `_probe`. Tokens are keyed by their bytes.
-"""
+"""Wraps a LangChain chat or completion model that reports top-k log-probabilities as an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ __all__ = ["CONTINUE", "Continuation", "LangChainBackend", "Prefill"]
 
 
 class LangChainBackend:
-    """Next-token probabilities of a LangChain model, called in silence.
+    """Next-token probabilities of a LangChain model, called silently.
 
     Formal guarantees:
       - Row i of a session is computed from prompt i, the prefix and the domain alone; it is >= 0 and sums to <= 1.
@@ -158,13 +154,13 @@ class LangChainBackend:
           ModelCallError: the call failed, or its answer has no logprobs.
           CapabilityError: `top_k` is above `max_top_k`.
         """
-        said = self.decode(prefix)
-        return self._ranked(self._calls.one(self._public_request(prompt, said, top_k)), said, top_k)
+        text = self.decode(prefix)
+        return self._ranked(self._calls.one(self._public_request(prompt, text, top_k)), text, top_k)
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
-        """Is `top_tokens`, awaitable."""
-        said = self.decode(prefix)
-        return self._ranked(await self._calls.aone(self._public_request(prompt, said, top_k)), said, top_k)
+        """Async twin of `top_tokens`."""
+        text = self.decode(prefix)
+        return self._ranked(await self._calls.aone(self._public_request(prompt, text, top_k)), text, top_k)
 
     def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
         """Starts a session on private prompts, each continued by the same released prefix."""
@@ -179,7 +175,7 @@ class LangChainBackend:
     def count_tokens(self, text: str) -> int:
         """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown.
 
-        For callers: neither plans nor generation nor accounting ask it of this engine.
+        Plans, generation and accounting do not use it.
         """
         return self._tokenizer.count(text) if self._tokenizer else len(text.encode("utf-8", "replace"))
 
@@ -190,7 +186,7 @@ class LangChainBackend:
         return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async twin of `complete`."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
@@ -204,9 +200,9 @@ class LangChainBackend:
         return to_rows([quietly(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
 
     def _read(self, reply: Reply, prefix: str) -> Probabilities:
-        """Reads a private answer; objects of foreign classes in it may do anything when they are touched, later too."""
-        found = self._wire.read(reply, prefix)
-        return found if all(type(key) is bytes for key in found) else {}
+        """Reads a private answer; foreign objects in it may raise at any access, also later, and are refused."""
+        reported = self._wire.read(reply, prefix)
+        return reported if all(type(key) is bytes for key in reported) else {}
 
     def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
         if self._max_top_k is not None and top_k > self._max_top_k:
@@ -217,10 +213,10 @@ class LangChainBackend:
 
     def _ranked(self, reply: Reply, prefix: str, top_k: int) -> list[tuple[Token, float]]:
         answered(self.name, reply)
-        found = self._wire.read(reply, prefix)
-        if not found:
+        reported = self._wire.read(reply, prefix)
+        if not reported:
             raise ModelCallError(f"a public call to {self.name} brought no logprobs; check the model and call again")
-        ranked: list[tuple[Token, float]] = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        ranked: list[tuple[Token, float]] = sorted(reported.items(), key=lambda item: (-item[1], item[0]))
         return ranked[:top_k]
 
     def _reported(self, seen: Probed, *, is_given: bool, is_full: bool) -> int | None:
@@ -231,7 +227,7 @@ class LangChainBackend:
 
 
 class _LangChainSession:
-    """Private prompts, each in its box, and the prefix they share."""
+    """Private prompts, hidden, and the prefix they share."""
 
     def __init__(
         self,
@@ -251,7 +247,7 @@ class _LangChainSession:
         return self._score(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
-        """Is `score`, awaitable; rows of one call run concurrently."""
+        """Async twin of `score`; rows of one call run concurrently."""
         return await self._ascore(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
 
     def push(self, token: Token) -> None:
@@ -292,7 +288,7 @@ def _prefill(continuation: Continuation, asked: Prefill | None) -> Prefill | Non
 
 
 def _extra_body(llm: Any) -> dict[str, Any]:
-    """Returns what a model and its bindings add to a request; the bindings win."""
+    """Returns what a model and its bindings add to a request; bindings override the model."""
     inner, bound = unwrap(llm)
     return {**(getattr(inner, "extra_body", None) or {}), **(bound.get("extra_body") or {})}
 

@@ -1,8 +1,4 @@
-"""Provider payloads to probabilities, as pure total functions. Knows no model, no network and no privacy.
-
-Whatever a provider returned, the answer is a mapping from token bytes to numbers in [0, 1] that sum to at most 1:
-no payload raises, so no payload can make one row end differently from another.
-"""
+"""Turns provider payloads into probabilities by pure functions that raise for no payload."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ import numpy as np
 
 from langchain_dpicl.backends.base import Rows, Token
 
+# No payload may raise: else a payload could make its row end differently from others.
 Probabilities: TypeAlias = dict[bytes, float]
 """Next-token probabilities by token bytes: values in [0, 1], sum <= 1."""
 
@@ -23,10 +20,10 @@ Entry: TypeAlias = tuple[object, object]
 """A reported token, as a provider writes it, and its logprob."""
 
 Spell: TypeAlias = Callable[[int], bytes | None]
-"""Turns a token id into the token's bytes; None for an id that is not known. It raises nothing."""
+"""Turns a token id into bytes; None for an unknown id. Must not raise."""
 
 EOS = b""
-"""The end of the text. A token without any bytes ends it too: nothing can be read after it."""
+"""The end of the text. A token without bytes ends it too."""
 
 EOS_TEXTS = frozenset(
     {
@@ -53,7 +50,7 @@ MAX_ENTRIES = 300_000
 _MAX_TOKEN_BYTES = 4096
 _ROUNDING = 1e-3  # providers round logprobs of sure tokens to slightly above 0
 _LOST = "\ufffd".encode()  # bytes of a token whose own bytes the provider lost
-_UNREADABLE = re.compile(r"\ufffd|^bytes:\\x")  # placeholders for bytes that the text cannot show
+_UNREADABLE = re.compile(r"\ufffd|^bytes:\\x")  # placeholders for bytes outside the text
 _BY_ID = re.compile(r"token_id:([0-9]{1,10})")  # vLLM's way, with `return_tokens_as_token_ids`
 
 
@@ -65,15 +62,7 @@ def next_token(
     eos_texts: Iterable[str] = EOS_TEXTS,
     spell: Spell | None = None,
 ) -> Probabilities:
-    """Reads one answer: the probabilities of its first token, or certainty of the end where it ended at once.
-
-    Args:
-      payload: the provider's `logprobs` value, in any of the shapes of `positions`, or anything else.
-      text: the generated text.
-      finish_reason: why generation stopped; a content filter makes the answer unreadable.
-      eos_texts: spellings of the end of a text.
-      spell: turns token ids into bytes, where the tokenizer is known.
-    """
+    """Returns the probabilities of an answer's first token, or certainty of the end if it ended at once."""
     try:
         if finish_reason == "content_filter":
             return {}
@@ -85,7 +74,7 @@ def next_token(
 
 
 def first_position(payload: object, *, most: int = MAX_ENTRIES) -> list[Entry]:
-    """Returns the entries reported for the first generated token, at most so many; empty if unreadable."""
+    """Returns at most `most` entries reported for the first generated token; empty if unreadable."""
     return next((entries for _, entries in positions(payload, limit=1, most=most)), [])
 
 
@@ -110,32 +99,32 @@ def positions(payload: object, *, limit: int, most: int = MAX_ENTRIES) -> list[t
 def probabilities(
     entries: Iterable[Entry], *, eos_texts: Iterable[str] = EOS_TEXTS, spell: Spell | None = None
 ) -> Probabilities:
-    """Turns entries into probabilities; what cannot be read is left out.
+    """Turns entries into probabilities; unreadable ones are left out.
 
     Several tokens with the same bytes (control tokens, byte fallbacks) add up; a sum above 1 is scaled back to 1.
     """
     ends = frozenset(eos_texts)
-    found: Probabilities = {}
+    by_token: Probabilities = {}
     for entry, logprob in entries:
         value, key = probability(logprob), token_key(entry, eos_texts=ends, spell=spell)
         if key is not None and value > 0.0:
-            found[key] = min(1.0, found.get(key, 0.0) + value)
-    total = math.fsum(found.values())
+            by_token[key] = min(1.0, by_token.get(key, 0.0) + value)
+    total = math.fsum(by_token.values())
     margin = 1.0 - 2.0**-40  # so that the sum stays at or below 1 in whatever order it is taken
-    if total <= margin or len(found) == 1:
-        return found
-    return {key: value * (margin / total) for key, value in found.items()}
+    if total <= margin or len(by_token) == 1:
+        return by_token
+    return {key: value * (margin / total) for key, value in by_token.items()}
 
 
 def probability(logprob: object) -> float:
-    """Returns exp(logprob), or 0 for anything that is no logprob (NaN, above 0, text, a boolean)."""
+    """Returns exp(logprob), or 0 for anything but a logprob (NaN, above 0, text, a boolean)."""
     if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not logprob <= _ROUNDING:
         return 0.0
     return math.exp(min(0.0, max(logprob, -1e4)))
 
 
 def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Spell | None = None) -> bytes | None:
-    """Returns the key of a reported token: its bytes, `EOS`, or None where they are no complete UTF-8 text."""
+    """Returns the key of a reported token: its bytes, `EOS`, or None if they are not complete UTF-8."""
     fields = entry if isinstance(entry, dict) else {}
     text = fields.get("token") if isinstance(entry, dict) else entry
     if isinstance(text, str) and text in eos_texts:
@@ -153,15 +142,15 @@ def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Sp
 def spelled_by_id(entry: object) -> int | None:
     """Returns the id of a token that is spelled as a placeholder with its id, None for any other."""
     text = entry.get("token") if isinstance(entry, dict) else entry
-    found = _BY_ID.fullmatch(text) if isinstance(text, str) else None
-    return int(found[1]) if found else None
+    match = _BY_ID.fullmatch(text) if isinstance(text, str) else None
+    return int(match[1]) if match else None
 
 
-def to_rows(found: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
-    """Lays probabilities out as float64[len(found), len(domain)]; a token that was not reported is 0."""
-    rows = np.zeros((len(found), len(domain)), dtype=np.float64)
+def to_rows(reported: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
+    """Arranges probabilities as float64[rows, len(domain)]; an unreported token is 0."""
+    rows = np.zeros((len(reported), len(domain)), dtype=np.float64)
     column = {token: j for j, token in enumerate(domain)}
-    for i, row in enumerate(found):
+    for i, row in enumerate(reported):
         smaller = row if len(row) < len(column) else column
         for token in smaller:
             if token in row and token in column:
@@ -203,7 +192,7 @@ def _by_id_field(fields: Mapping[str, object], spell: Spell | None) -> bytes | N
 
 
 def _reported_bytes(values: object) -> bytes | None:
-    """Returns the reported bytes, or None where the provider gave none (the text then counts)."""
+    """Returns the reported bytes, or None if the provider gave none (the text is used then)."""
     if isinstance(values, bytes):
         return values[:_MAX_TOKEN_BYTES]
     if not isinstance(values, list | tuple) or len(values) > _MAX_TOKEN_BYTES:

@@ -1,13 +1,9 @@
-"""Votes of private texts for the nearest of public candidates, in an embedding space. Knows no noise and no ledger.
-
-Private texts reach the embeddings, in silence, and nobody else; no model that writes is known here. What comes out are
-rows of votes: which candidates the texts of one unit are nearest to.
-"""
+"""Computes votes of private texts for the nearest of public candidates in an embedding space."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeAlias
@@ -28,14 +24,14 @@ Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
 
 _WHOLE = 2.0**20
-"""Length of a direction in whole numbers: products of two add up below 2^53, exactly, in any order."""
+"""Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
 _BLOCK = 2048
-"""Texts that are compared with the candidates at a time."""
+"""Texts compared with the candidates at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Public texts to vote for, and where they lie.
+    """Public texts to vote for, and their directions.
 
     Attributes:
       texts: the candidates.
@@ -49,7 +45,59 @@ class Candidates:
         return len(self.texts)
 
 
-class NearestRows:
+class PrivateDirections:
+    """The directions of private texts, in memory and found by a keyed hash; the texts are not kept.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+
+    Raises:
+      ConfigurationError: no embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._key = Hidden(secrets.token_hex(32).encode())
+        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+
+    def forget(self) -> None:
+        """Drops the directions of all private texts."""
+        self._held = Hidden({})
+
+    def _name(self, text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
+
+    def _new(self, texts: Mapping[bytes, str], *, most: int | None = None) -> Iterator[dict[bytes, Hidden[str]]]:
+        """Yields the texts whose directions are unknown, at most so many at once."""
+        stored = self._held.reveal()
+        new = [name for name in texts if name not in stored]
+        step = most or max(1, len(new))
+        for first in range(0, len(new), step):
+            yield {name: Hidden(texts[name]) for name in new[first : first + step]}
+
+    def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
+        """Stores new directions."""
+        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
+        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
+
+    def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
+        """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
+        stored = self._held.reveal()
+        rows = {name: stored.get(name) for name in texts}  # another thread may drop some meanwhile
+        known = {name: row for name, row in rows.items() if row is not None}
+        if is_all:
+            self._held = Hidden(dict(known))
+        return known
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError(
+            f"{type(self).__name__} hold private directions: they cannot be copied, pickled or sent elsewhere."
+        )
+
+
+class NearestRows(PrivateDirections):
     """Turns units of private texts into rows of votes for the nearest candidates.
 
     Formal guarantees:
@@ -79,61 +127,47 @@ class NearestRows:
     """
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, neighbours: int = 1) -> None:
-        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
-            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
-        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self.neighbours = whole("neighbours", neighbours)
-        self._key = Hidden(secrets.token_hex(32).encode())
-        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+        super().__init__(embeddings)
 
     def ask_public(self, texts: Sequence[str]) -> Ask:
-        """Returns the ask for PUBLIC candidates; its answer is `Candidates`, and raises where a call fails."""
+        """Returns the effect that computes the `Candidates` of PUBLIC texts; it raises where a call fails."""
         return _AskCandidates(self.embeddings, tuple(texts))
 
     def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Ask:
-        """Returns the ask for the rows of these private units; its answer is `Boxed` float32[units, candidates]."""
+        """Returns the effect that computes the rows of these private units: `Boxed` float32[units, candidates]."""
         return _AskVotes(self, tuple(None if unit is None else Hidden(unit) for unit in units), candidates)
 
-    def forget(self) -> None:
-        """Drops the directions of all private texts."""
-        self._held = Hidden({})
-
     def rows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
-        """Returns the votes; the private frame, to be called below `guarded`."""
-        texts = _distinct(units)
-        new = self._new(texts)
-        self._keep(texts, new, self.embeddings.rows(new) if new else np.zeros((0, 0)))
+        """Returns the votes; private, to be called below `guarded`."""
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, self.embeddings.rows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
         return self._votes(units, candidates)
 
     async def arows(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
-        """Is `rows`, awaitable."""
-        texts = _distinct(units)
-        new = self._new(texts)
-        self._keep(texts, new, await self.embeddings.arows(new) if new else np.zeros((0, 0)))
+        """Async twin of `rows`."""
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, await self.embeddings.arows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
         return self._votes(units, candidates)
 
-    def _new(self, texts: Sequence[str]) -> list[Hidden[str]]:
-        held = self._held.reveal()
-        return [Hidden(text) for text in texts if self._name(text) not in held]
-
-    def _name(self, text: str) -> bytes:
-        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
-
-    def _keep(self, texts: Sequence[str], new: Sequence[Hidden[str]], vectors: Rows) -> None:
-        """Notes new directions, and forgets those of texts that no unit has any more, as of one that was removed."""
-        found = {self._name(box.reveal()): direction_of(row) for box, row in zip(new, vectors, strict=True)}
-        known = {**self._held.reveal(), **{name: row.astype(np.float32) for name, row in found.items() if row.any()}}
-        self._held = Hidden({name: known[name] for name in map(self._name, texts) if name in known})
+    def _distinct(self, units: Sequence[Hidden[Texts] | None]) -> dict[bytes, str]:
+        """Returns every text that may vote once, by its hash."""
+        texts = dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip())
+        return {self._name(text): text for text in texts}
 
     def _votes(self, units: Sequence[Hidden[Texts] | None], candidates: Candidates) -> Votes:
         """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
-        held = self._held.reveal()
+        known = self._held.reveal()
         owners = [
-            (place, held[name])
+            (place, known[name])
             for place, unit in enumerate(units)
             if unit is not None
             for name in map(self._name, unit.reveal())
-            if name in held
+            if name in known
         ]
         votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
         for first in range(0, len(owners), _BLOCK):
@@ -141,11 +175,6 @@ class NearestRows:
             near = nearest(np.array([row for _, row in block], dtype=np.float64), candidates, self.neighbours)
             np.add.at(votes, (np.array([place for place, _ in block])[:, None], near), 1.0)
         return votes
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            "NearestRows hold private directions: they cannot be copied, pickled or sent elsewhere."
-        )
 
     def __repr__(self) -> str:
         return f"NearestRows({self.embeddings.name!r}, neighbours={self.neighbours})"
@@ -159,11 +188,11 @@ class _AskCandidates:
     texts: Texts
 
     def run(self) -> Candidates:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return self._read(self.embeddings.public(self.texts))
 
     async def arun(self) -> Candidates:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return self._read(await self.embeddings.apublic(self.texts))
 
     def _read(self, vectors: Rows) -> Candidates:
@@ -173,29 +202,29 @@ class _AskCandidates:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _AskVotes:
-    """Asks for the votes of one release; everything private happens below `guarded`, so a stop finds boxes only."""
+    """Computes the votes of one release; private frames run below `guarded`, so a stop finds hidden values only."""
 
     source: NearestRows
     units: tuple[Hidden[Texts] | None, ...]
     candidates: Candidates
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
-        found = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
-        if found is None:  # then unit by unit, so that a fault stays in its own row
-            found = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
-        return found
+        """Runs, blocking."""
+        votes = guarded(lambda: Boxed(self.source.rows(self.units, self.candidates)))
+        if votes is None:  # then unit by unit, so that a fault stays in its own row
+            votes = self._stacked([guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
 
         async def boxed() -> Boxed:
             return Boxed(await self.source.arows(self.units, self.candidates))
 
-        found = await aguarded(boxed)
-        if found is None:
-            found = self._stacked([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
-        return found
+        votes = await aguarded(boxed)
+        if votes is None:
+            votes = self._stacked([await aguarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
 
     def _one(self, unit: Hidden[Texts] | None) -> Boxed:
         return Boxed(self.source.rows((unit,), self.candidates))
@@ -203,10 +232,10 @@ class _AskVotes:
     async def _aone(self, unit: Hidden[Texts] | None) -> Boxed:
         return Boxed(await self.source.arows((unit,), self.candidates))
 
-    def _stacked(self, found: Sequence[Boxed | None]) -> Boxed:
-        """Puts rows of single units, boxed each, under each other; a row that failed is zeros."""
+    def _stacked(self, boxes: Sequence[Boxed | None]) -> Boxed:
+        """Stacks boxed rows of single units; a row that failed is zeros."""
         rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
-        for place, box in enumerate(found):
+        for place, box in enumerate(boxes):
             if box is not None:
                 rows[place] = box.take()[0]
         return Boxed(rows)
@@ -230,20 +259,9 @@ def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.intp]:
-    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; the first of equals.
-
-    Args:
-      directions: float64[texts, dimension] of whole numbers.
-      candidates: at least one.
-      count: how many; all of them, where there are fewer.
-    """
+    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; ties by place."""
     near: Rows = directions @ candidates.directions.T  # [texts, candidates], exact
     if count == 1:
         return np.asarray(near.argmax(axis=1))[:, None]
     order: NDArray[np.intp] = np.argsort(-near, axis=1, kind="stable")[:, :count]
     return order
-
-
-def _distinct(units: Sequence[Hidden[Texts] | None]) -> list[str]:
-    """Returns every text that may vote, once."""
-    return list(dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip()))

@@ -1,8 +1,4 @@
-"""Embeddings that need no network, no download and no torch: hashed words and pieces, beside the embedded topics.
-
-Written for votes that must not leave the machine. They see which words two texts share and roughly what they are about,
-and little else: a sentence encoder is better (docs/private-evolution.md has the measurements). Knows no privacy.
-"""
+"""Embeddings that need no network, download or torch: hashed words and pieces, with the embedded model's topics."""
 
 from __future__ import annotations
 
@@ -16,6 +12,8 @@ from typing_extensions import override
 
 from langchain_dpicl.backends._embedded_tables import Floats, load_tables
 
+# For votes that must not leave the machine. They show shared words and rough topics only; a sentence encoder is better
+# (docs/private-evolution.md has the measurements).
 _WORDS = re.compile(r"[^\W_]+")
 _COLUMNS = 1024
 _PIECE_SHARE = 0.4
@@ -44,12 +42,12 @@ class LocalEmbeddings(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
-        found: list[float] = np.concatenate([_unit(_hashed(text)), _unit(_topic(text))]).tolist()
-        return found
+        vector: list[float] = np.concatenate([_unit(_hashed(text)), _unit(_topic(text))]).tolist()
+        return vector
 
 
 def _hashed(text: str) -> Floats:
-    """Returns float64[1024]: signed counts of words and of their pieces, less for what is common."""
+    """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity."""
     tables = load_tables()
     places, weights = [], []
     for word in _WORDS.findall(text.lower()):
@@ -73,7 +71,7 @@ def _features(word: str) -> Iterator[tuple[str, float]]:
 
 
 def _topic(text: str) -> Floats:
-    """Returns the sum of the topics of a text's tokens, as the embedded model reads them."""
+    """Returns the sum of the topics of a text's tokens, as the embedded model computes it."""
     tables = load_tables()
     tokens = tables.encoding.encode_ordinary(f" {text}")
     return np.asarray(tables.contributions[tokens].sum(axis=0), dtype=np.float64)

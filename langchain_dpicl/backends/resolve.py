@@ -1,10 +1,4 @@
-"""Turns the model a user hands in into an engine. Knows nothing of privacy and makes no private call.
-
-Stock objects of `langchain_huggingface` that hold a local model are taken apart: `HuggingFacePipeline` (its prompts are
-continued as they are) and `ChatHuggingFace` around one (its prompts are messages). Private work calls the model itself,
-so that their callbacks, caches and traces see none of it, and their sampling parameters (temperature, top_k, stop, ...)
-play no part in it. For other lengths, rows or devices than the usual ones, hand in `HuggingFaceBackend(...)` itself.
-"""
+"""Turns the model that a user passes into an engine."""
 
 from __future__ import annotations
 
@@ -24,6 +18,8 @@ from langchain_dpicl.backends.silent import unwrap
 from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
+# Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
+# so that their callbacks, caches and traces see none of it; their sampling parameters are ignored.
 TEXT_ONLY = frozenset({("langchain_anthropic", "ChatAnthropic"), ("langchain_anthropic", "AnthropicLLM")})
 """Classes of models that have no logprobs, by package and name: they vote with their text without being probed."""
 
@@ -141,7 +137,7 @@ def as_text_backend(llm: Any) -> TextBackend:
 
 
 def _refuse_what_is_no_instance(llm: Any) -> None:
-    """Classes have the methods of their instances, so they would pass for engines."""
+    """Refuses classes and texts: a class has the methods of its instances, so it would pass for an engine."""
     if isinstance(llm, type):
         raise CapabilityError(f"expected a model or an engine, found the class {llm.__name__}; {_instance(llm)}")
     if isinstance(llm, str):
@@ -156,7 +152,7 @@ def _carried(llm: Any) -> Any:
     inner, _ = unwrap(llm)
     if (engine := _local_engine(inner)) is not None:
         return engine
-    # Other runnables pass on attributes of what they wrap, but call something else than it: an engine is not theirs.
+    # Other runnables forward attributes of the wrapped model, but call something else.
     is_model = isinstance(inner, BaseChatModel | BaseLLM)
     return getattr(inner, "backend", None) if is_model or not isinstance(inner, Runnable) else None
 
@@ -179,12 +175,14 @@ def _text_votes(llm: Any, kind: str | None) -> TextVoteBackend:
 
 
 def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
-    """Labels stand right after the prompt, so it does not matter whether a chat model continues its own message."""
+    """Returns the engine of a model; labels follow the prompt, so a chat model need not continue its own message."""
     try:
         return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
     except NoLogprobsError as error:
-        said = str(error).rstrip(". ")
-    raise CapabilityError(f'{said}. For what the model writes to be its vote, without probabilities, give votes="text"')
+        reason = str(error).rstrip(". ")
+    raise CapabilityError(
+        f'{reason}. For what the model writes to be its vote, without probabilities, give votes="text"'
+    )
 
 
 def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
@@ -195,7 +193,7 @@ def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:
 
 
 def _is_one_of(model: Any, classes: frozenset[tuple[str, str]]) -> bool:
-    """By name, so that no provider's package is imported: whoever holds such a model has imported it."""
+    """Whether a model's class is named; by name, so that no provider's package is imported."""
     return any((base.__module__.partition(".")[0], base.__name__) in classes for base in type(model).__mro__)
 
 
@@ -208,17 +206,12 @@ _USUAL_LENGTH = 512 + 128
 
 def _pipeline_of(model: Any) -> Any:
     """Returns the pipeline of transformers that a stock object holds; None for anything else."""
-    held = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
-    return getattr(held, "pipeline", None) if _is_one_of(held, PIPELINES) else None
+    inner = getattr(model, "llm", None) if _is_one_of(model, AROUND_PIPELINES) else model
+    return getattr(inner, "pipeline", None) if _is_one_of(inner, PIPELINES) else None
 
 
 def _local_engine(model: Any) -> NextTokenBackend | None:
-    """Returns the engine of a stock object's model and tokenizer, the same for the same pipeline; None for others.
-
-    Raises:
-      CapabilityError: it does not continue text, or its model is refused.
-      ConfigurationError: its tokenizers differ, or are missing.
-    """
+    """Returns the engine of a stock object's pipeline, the same for the same pipeline; None for other objects."""
     pipeline = _pipeline_of(model)
     if pipeline is None:
         return None
@@ -228,7 +221,7 @@ def _local_engine(model: Any) -> NextTokenBackend | None:
         )
     is_chat = _is_one_of(model, AROUND_PIPELINES)
     tokenizer = _one_tokenizer(model if is_chat else pipeline, pipeline)
-    key = (is_chat, id(tokenizer), id(pipeline.model))  # an engine keeps both, so that their numbers stay theirs
+    key = (is_chat, id(tokenizer), id(pipeline.model))  # an engine keeps both alive, so ids are not reused
     with _making:
         known = _engines.setdefault(pipeline, {})
         if key not in known:
@@ -237,7 +230,7 @@ def _local_engine(model: Any) -> NextTokenBackend | None:
 
 
 def _one_tokenizer(model: Any, pipeline: Any) -> Any:
-    """Returns the tokenizer of a chat model, which has its template, or of the pipeline; one vocabulary for both."""
+    """Returns the tokenizer of a chat model, which has its template, or of the pipeline; both need one vocabulary."""
     tokenizer = model.tokenizer
     if tokenizer is None or pipeline.tokenizer is None:
         return pipeline.tokenizer if tokenizer is None else tokenizer
@@ -250,7 +243,7 @@ def _one_tokenizer(model: Any, pipeline: Any) -> Any:
 
 
 def _engine_of(model: Any, tokenizer: Any, *, is_chat: bool) -> NextTokenBackend:
-    """Returns the engine with its usual lengths, or with three quarters of a shorter context for the prompt."""
+    """Returns an engine with default lengths; of a shorter context three quarters are for the prompt."""
     from langchain_dpicl.backends.hf.loading import inspect_model
     from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 

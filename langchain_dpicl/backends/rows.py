@@ -1,8 +1,4 @@
-"""Scores one batch of private prompts so that a fault stays in its own row. Knows no noise and no ledger.
-
-Private work runs inside `guarded`: whatever a record makes an engine raise, panic or cancel is that row's fault, and a
-genuine stop (Ctrl-C, a cancelled task) goes on from a frame that holds nothing private.
-"""
+"""Scores one batch of private prompts so that a fault stays in its own row."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ T = TypeVar("T")
 
 
 def guarded(action: Callable[[], T]) -> T | None:
-    """Returns what `action` returns, or None if it raised anything but Ctrl-C, which is raised anew from here."""
+    """Returns the result of `action`, or None if it raised; Ctrl-C is raised again from here, without the frames."""
     stopped = False
     try:
         return action()
@@ -34,7 +30,7 @@ def guarded(action: Callable[[], T]) -> T | None:
 
 
 async def aguarded(action: Callable[[], Awaitable[T]]) -> T | None:
-    """Is `guarded`, awaiting; a cancellation counts as a stop only if somebody cancelled this task."""
+    """Async twin of `guarded`; a cancellation is a stop only if this task was cancelled, else a fault of the row."""
     stop: type[BaseException] | None = None
     try:
         return await action()
@@ -51,7 +47,7 @@ async def aguarded(action: Callable[[], Awaitable[T]]) -> T | None:
 
 
 class Boxed:
-    """Private rows, or their running sum, on their way from the engine to the aggregation: taken once, shown never."""
+    """Private rows, or their running sum, between engine and aggregation: read once, never shown."""
 
     __slots__ = ("_rows",)
 
@@ -68,17 +64,17 @@ class Boxed:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AskRows:
-    """Asks for the private rows of one release; its answer goes to the aggregation and nowhere else."""
+    """Computes the private rows of one release, for the aggregation alone."""
 
     source: RowSource
     domain: tuple[Token, ...]
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return self.source.score(self.domain)
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return await self.source.ascore(self.domain)
 
 
@@ -92,19 +88,19 @@ class RowSource:
     session: TokenSession | None = field(default=None)
 
     def score(self, domain: tuple[Token, ...]) -> Boxed:
-        """Returns float64[prompts, d], boxed; a row that abstains or fails is zeros."""
+        """Returns float64[prompts, d], boxed; a row that abstains or failed is zeros."""
         if not self._live():
             return self._spread(None, domain)
         return self._spread(guarded(lambda: self._open().score(domain)), domain)
 
     async def ascore(self, domain: tuple[Token, ...]) -> Boxed:
-        """Is `score`, awaitable."""
+        """Async twin of `score`."""
         if not self._live():
             return self._spread(None, domain)
         return self._spread(await aguarded(lambda: self._open().ascore(domain)), domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row; a session that cannot go on is opened anew at the next score."""
+        """Appends one released token to every row; a failed session is opened again for the next score."""
         self.prefix.append(token)
         if self.session is not None and guarded(lambda: self._pushed(token)) is None:
             self.session = None
@@ -158,5 +154,5 @@ def restrict(rows: Rows) -> Rows:
 
 
 def fits(rows: Rows | None, num_rows: int, width: int) -> TypeGuard[Rows]:
-    """Returns whether an engine answered with what was asked of it."""
+    """Whether an engine's answer has the requested type and shape."""
     return isinstance(rows, np.ndarray) and rows.shape == (num_rows, width) and rows.dtype.kind == "f"

@@ -1,12 +1,4 @@
-"""The one module that makes private LangChain calls. Knows no mechanism, no ledger and no provider.
-
-A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a copy
-without callbacks, cache and verbosity, in an empty context with tracing off: no handler, tracer, cache or debug switch
-stands on that way. `.invoke` has them all on it, whatever its config says. `_preflight` refuses models with somebody
-else on the way, `_quiet` withholds logs and warnings and trips on runs started inside. What comes back is a `Reply`; an
-exception never does, as its text, its context chain and its frames would hold the prompt. `_door` limits what the call
-sends and receives over HTTP, and refuses connections that it cannot limit.
-"""
+"""The only module that makes private calls of LangChain models."""
 
 from __future__ import annotations
 
@@ -50,11 +42,16 @@ __all__ = [
     "unwrap",
 ]
 
+# A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a
+# copy without callbacks, cache and verbosity, in an empty context with tracing off; `.invoke` would run them all,
+# whatever its config. `_preflight` refuses models with wrappers in the path, `_quiet` withholds logs and warnings and
+# detects inner runs, `_door` limits HTTP. The result is a `Reply`, never an exception: its text, context chain and
+# frames would hold the prompt.
 T = TypeVar("T")
 
 
 class SilentModel:
-    """A LangChain model that nobody overhears; made by `silence`.
+    """A LangChain model whose calls only the provider sees; made by `silence`.
 
     Formal guarantees:
       - A call runs on a model copy without callbacks, cache and verbosity, in an empty context with tracing off.
@@ -96,15 +93,15 @@ class SilentModel:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names and ports that public calls went to so far, those of proxies included; () of a model without HTTP."""
+        """Hosts and ports of the public calls so far, proxies included; () for a model without HTTP."""
         return tuple(self._hosts)
 
     def trouble(self) -> str:
-        """Returns who would overhear a call made now, and what to do about it; "" if nobody would."""
+        """Returns who would see a call made now, with advice; "" if nobody would."""
         return self._way.trouble()
 
     def ask(self, request: Request, *, retry: RetryPolicy) -> Reply:
-        """Makes one call and waits out what is worth waiting for."""
+        """Makes one call, with retries."""
         self._refuse_options(request)
         attempt = 1
         while True:
@@ -116,7 +113,7 @@ class SilentModel:
             attempt += 1
 
     async def aask(self, request: Request, *, retry: RetryPolicy) -> Reply:
-        """Is `ask`, awaitable; a client that belongs to another event loop is replaced by the blocking one."""
+        """Async twin of `ask`; a client that belongs to another event loop is replaced by the blocking one."""
         self._refuse_options(request)
         loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
         while True:
@@ -132,7 +129,7 @@ class SilentModel:
             attempt += 1
 
     async def _awaited(self, request: Request, retry: RetryPolicy) -> Reply:
-        """Runs one attempt as a task with a context of its own; one that cancels itself is a fault of its row."""
+        """Runs one attempt as a task in its own context; a call that cancels itself is a fault of its row."""
         attempt = asyncio.get_running_loop().create_task(self._aattempt(request, retry), context=contextvars.Context())
         caller = asyncio.current_task()
         try:
@@ -143,7 +140,7 @@ class SilentModel:
         return Reply(fault="content")
 
     def _attempt(self, request: Request, retry: RetryPolicy) -> Reply:
-        """The private frame: what is private here gets no name, and what is raised stays here."""
+        """Makes one attempt; private values here get no name, and errors do not leave this frame."""
         call, passage = _begun(request, retry)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
@@ -167,7 +164,7 @@ class SilentModel:
         return self._if_untripped(outcome, call, passage, request)
 
     async def _aattempt(self, request: Request, retry: RetryPolicy) -> Reply:
-        """Is `_attempt`, awaitable."""
+        """Async twin of `_attempt`."""
         call, passage = _begun(request, retry)
         if trouble := self.trouble():
             return Reply(fault="unsilent", detail=trouble)
@@ -196,7 +193,7 @@ class SilentModel:
         return self._if_untripped(outcome, call, passage, request)
 
     def _if_untripped(self, reply: Reply, call: Call, passage: Passage, request: Request) -> Reply:
-        """Returns the reply, unless the call did what it must not: then its answer is not used, if it has one."""
+        """Returns the reply, or a fault in its place if the call broke a rule."""
         if request.explain:  # where a private call goes may depend on its prompt
             self._hosts |= passage.hosts
         if call.tripped:
@@ -208,7 +205,7 @@ class SilentModel:
         return reply
 
     def _final(self, reply: Reply, request: Request) -> Reply:
-        """Tells of a call that would be overheard: in public by an exception, of a private row not at all."""
+        """Hides the reason of a refused private call; raises that of a public one."""
         if reply.fault not in {"unsilent", "refused"}:
             return reply
         if not request.explain:
@@ -226,7 +223,7 @@ class SilentModel:
         return door
 
     def _input(self, request: Request) -> tuple[Any, ...]:
-        """Chat models take one list of messages, completion models a list of texts, decision models a request."""
+        """Returns the model's arguments: a list of messages, a list of texts, or a request."""
         if self._kind == "completion":
             return ([request.render(request.prompt.reveal())],)
         if self._doors == CLASSIFYING:
@@ -240,7 +237,7 @@ class SilentModel:
 
 
 def _begun(request: Request, retry: RetryPolicy) -> tuple[Call, Passage]:
-    """Marks the current context as that of a call, and limits what it does over HTTP."""
+    """Marks the current context as that of a call, and limits its HTTP exchanges."""
     passage = Passage(retry.deadline, retry.max_reply_bytes)
     call = begin(withholds=not request.explain, passage=passage)
     look_after_door()
@@ -248,12 +245,12 @@ def _begun(request: Request, retry: RetryPolicy) -> tuple[Call, Passage]:
 
 
 def _came_late(passage: Passage) -> bool:
-    """Whether the call imported the HTTP client that it used, so that this one can be limited from now on."""
+    """Whether the call imported the HTTP client that it used, so that it can be repeated under limits."""
     return bool(passage.stray) and look_after_door()
 
 
 def quietly(action: Callable[[], T]) -> T | None:
-    """Returns what reading a private answer returns, None if it raised; nothing it logs or warns of is shown."""
+    """Returns the result of reading a private answer, None if it raised; drops its logs and warnings."""
     stopped = False
     try:
         return contextvars.Context().run(_withheld, action)
@@ -280,17 +277,17 @@ def _untraced() -> dict[contextvars.ContextVar[Any], Any]:
 
 
 _UNTRACED = contextvars.Context().run(_untraced)
-"""What `tracing_context` changes in an empty context; to enter and leave it costs as much as a silent call."""
+"""The variables that `tracing_context` sets; setting them here is much cheaper than entering it per call."""
 
 
 def _trace_nothing() -> None:
-    """Turns tracing off for the rest of the current context, which is that of one silent call."""
+    """Turns tracing off in the current context, which belongs to one silent call."""
     for variable, value in _UNTRACED.items():
         variable.set(value)
 
 
 def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
-    """Takes bindings off a model: returns it and the bound arguments, the outermost binding winning.
+    """Returns a model without bindings, and the bound arguments; the outermost binding wins.
 
     Configs, listeners and retries of the bindings are dropped: they would watch or repeat the call.
     """
@@ -302,13 +299,13 @@ def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def silence(model: Any) -> SilentModel:
-    """Returns a silent copy of a LangChain model, bound or not; the given model is left as it is.
+    """Returns a silent copy of a LangChain model, bound or not; the given model is unchanged.
 
     Raises:
       ConfigurationError: arguments are bound to a decision model, which would ignore them.
-      UnsilencableModelError: it is no chat, completion or decision model; it holds another runnable or a callback
-        handler of its own (which would be called in the open), or overrides LangChain's caching step (which is
-        bypassed here); it is routed through the LangSmith gateway; or its class, or the SDK it calls, is instrumented.
+      UnsilencableModelError: it is not a chat, completion or decision model; it holds another runnable or a callback
+        handler, or overrides LangChain's caching step, which is bypassed here; it is routed through the LangSmith
+        gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
     bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
@@ -330,7 +327,7 @@ def silence(model: Any) -> SilentModel:
     return silent
 
 
-# The first three are silence; the others make the answer one plain generation with its logprobs.
+# The first three silence the model; the others make the answer one plain generation with logprobs.
 _QUIET: dict[str, Any] = {
     "callbacks": None,
     "cache": False,
@@ -345,17 +342,17 @@ _DROPPED = frozenset({"callbacks", "run_manager", "config", "stop", "stream", "n
 
 
 def _state_and_questions(request: Any) -> tuple[Any, Any]:
-    """Decision models of langchain_core take the two apart and call the input "state"."""
+    """Returns input and questions separately, as decision models of langchain_core take them."""
     return request["state"] if "state" in request else request["input"], request["questions"]
 
 
 def _probe_text(request: Request) -> str:
-    """Returns what a probe asks; "" of any other call."""
+    """Returns the text of a probe; "" for any other call."""
     return request.prompt.reveal() if request.explain == "text" else ""
 
 
 def _reply(request: Request, result: Any) -> Reply:
-    """Boxes the first generation of a ChatResult or LLMResult, or a decision model's response."""
+    """Hides the first generation of a ChatResult or LLMResult, or a decision model's response, in a reply."""
     if not isinstance(result, ChatResult | LLMResult) and hasattr(result, "answers"):
         decided = Answer(text="", logprobs=None, finish_reason=None, refused=False, decision=result)
         return Reply(Hidden(decided), fault=None if request.is_readable(decided) else "unreadable")
@@ -365,7 +362,7 @@ def _reply(request: Request, result: Any) -> Reply:
 
 
 def _answer(generation: Any, about: Any) -> Answer:
-    """Reads one generation, and what its result says `about` it: there Anthropic's class puts the reason of the end."""
+    """Reads one generation; `about` is the result's output, where Anthropic's class puts the stop reason."""
     info = generation.generation_info or {}
     message = getattr(generation, "message", None)
     extra = getattr(message, "additional_kwargs", None) or {}
@@ -378,7 +375,7 @@ def _answer(generation: Any, about: Any) -> Answer:
 
 
 def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply | None:
-    """Returns a failure as a reply, None for Ctrl-C; total, whatever a foreign exception does when it is looked at."""
+    """Returns a failure as a reply, None for Ctrl-C; never raises, whatever a foreign exception does when read."""
     try:
         return None if isinstance(error, KeyboardInterrupt) else _fault(error, explain=explain)
     except KeyboardInterrupt:

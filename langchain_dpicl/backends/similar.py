@@ -1,52 +1,45 @@
-"""Which private texts are near a public query, each by itself. Knows no noise, no balance and no ledger.
-
-A text is near if its similarity reaches a public threshold, whatever other texts there are: nothing is ranked against
-other units, nothing is searched approximately. Private texts reach the embeddings, in silence, and nobody else.
-"""
+"""Finds the private texts that reach a public similarity to a public query, each compared by itself."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.aside import aside
-from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.calls import whole
 from langchain_dpicl.backends.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.nearest import direction_of
+from langchain_dpicl.backends.nearest import PrivateDirections, direction_of
 from langchain_dpicl.backends.rows import Boxed, aguarded, guarded
 from langchain_dpicl.backends.silent import Hidden
 from langchain_dpicl.backends.walk import Ask
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Named: TypeAlias = list[tuple[bytes, ...]]
 Near: TypeAlias = tuple[int, ...]
-"""Places of the texts of one unit that are near, the most similar first; none: the unit does not take part."""
+"""Places of a unit's near texts, the most similar first; none: the unit does not take part."""
 
 _BLOCK = 2048
-"""Texts that are compared at a time."""
+"""Texts compared at once."""
 _EMBEDDED = 128
-"""Texts that are embedded at a time, public: who is stopped in between keeps what came before."""
+"""Texts embedded at once, public; a stopped query keeps the earlier ones."""
 _SEARCHES = ("similarity_search", "get_relevant_documents", "compress_documents", "max_marginal_relevance_search")
-"""What vector stores, retrievers, rerankers and compressors do and embeddings do not."""
+"""Methods of vector stores, retrievers, rerankers and compressors that embeddings do not have."""
 
 NOT_SEARCHED = (
     "Whether a document takes part may depend on that document, the query and public numbers alone. The first k, a "
-    "diversified list, a reranked one and an approximate index depend on the other documents: one document that comes "
-    "would change who else is asked, and who else pays. Every document is compared here, exactly, with "
+    "diversified list, a reranked one and an approximate index depend on the other documents: one more document "
+    "would change which others take part and are charged. Every document is compared here, exactly, with "
     "similarity_threshold= (docs/proofs/individual-filters.md)."
 )
 
 
-class SimilarTexts:
+class SimilarTexts(PrivateDirections):
     """Finds which texts of each unit reach a public similarity to a public query.
 
     Formal guarantees:
@@ -79,102 +72,62 @@ class SimilarTexts:
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
         refuse_search(embeddings)
-        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
-            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
         if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0.0 < threshold <= 1.0:
             raise ConfigurationError(f"similarity_threshold: expected a number in (0, 1], found {threshold!r}.")
         self.threshold = float(threshold)
         self.most = whole("documents_per_row", most)
-        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
-        self._key = Hidden(secrets.token_hex(32).encode())
-        self._held: Hidden[dict[bytes, NDArray[np.float32]]] = Hidden({})
+        super().__init__(embeddings)
 
     def ask_public(self, text: str) -> Ask:
-        """Returns the ask for a PUBLIC query; its answer is its direction, float64[dimension], and raises if it fails.
-
-        The query is embedded as a document is, by `embed_documents`.
-        """
+        """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
         return _AskDirection(self.embeddings, text)
 
     def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Ask:
-        """Returns the ask for who is near; its answer is a `Boxed` list of `Near`, one for each of these PRIVATE units.
-
-        Args:
-          units: the texts of each unit.
-          query: what `ask_public` answered; None: texts are embedded, and none is near.
-        """
+        """Returns the effect for a `Boxed` list of `Near`, one per PRIVATE unit; without a query none is near."""
         return _AskNear(self, tuple(Hidden(unit) for unit in units), query)
-
-    def forget(self) -> None:
-        """Drops the directions of all private texts."""
-        self._held = Hidden({})
 
     def near(
         self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Returns who is near; the private frame, to be called below `guarded`. `is_all`: no other unit has texts."""
+        """Returns the near texts of each unit; private, call it below `guarded`. `is_all`: no other unit has texts."""
         named, texts = self._named(units)
-        for new in self._new(texts):
+        for new in self._new(texts, most=_EMBEDDED):
             self._note(new, self.embeddings.rows(list(new.values())))
         return self._compared(named, query, self._known(texts, is_all=is_all))
 
     async def anear(
         self, units: Sequence[Hidden[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Is `near`, awaitable; what takes long is done in threads."""
+        """Async twin of `near`; long steps run in threads."""
         named, texts = await aside(lambda: self._named(units))
-        for new in self._new(texts):
+        for new in self._new(texts, most=_EMBEDDED):
             self._note(new, await self.embeddings.arows(list(new.values())))
         return await aside(lambda: self._compared(named, query, self._known(texts, is_all=is_all)))
 
     def _named(self, units: Sequence[Hidden[Texts]]) -> tuple[Named, dict[bytes, str]]:
-        """Returns the names of each unit's texts, and every text that is not blank by its name."""
+        """Returns the hashes of each unit's texts, and every text that is not blank by its hash."""
         names: dict[str, bytes] = {}
         named = [tuple([_named_once(names, text, self._name) for text in unit.reveal()]) for unit in units]
         return named, {name: text for text, name in names.items() if text.strip()}
 
-    def _name(self, text: str) -> bytes:
-        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
-
-    def _new(self, texts: Mapping[bytes, str]) -> Iterator[dict[bytes, Hidden[str]]]:
-        """Yields the texts whose directions are not known, some at a time."""
-        held = self._held.reveal()
-        new = [name for name in texts if name not in held]
-        for first in range(0, len(new), _EMBEDDED):
-            yield {name: Hidden(texts[name]) for name in new[first : first + _EMBEDDED]}
-
-    def _note(self, new: Mapping[bytes, Hidden[str]], vectors: Rows) -> None:
-        """Notes new directions, as soon as they are known."""
-        found = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
-        self._held.reveal().update({name: row.astype(np.float32) for name, row in found.items() if row.any()})
-
-    def _known(self, texts: Mapping[bytes, str], *, is_all: bool) -> dict[bytes, NDArray[np.float32]]:
-        """Returns the directions of these texts, and forgets those of texts that no unit has any more."""
-        held = self._held.reveal()
-        found = {name: held.get(name) for name in texts}
-        known = {name: row for name, row in found.items() if row is not None}
-        if is_all:
-            self._held = Hidden(dict(known))
-        return known
-
     def _compared(
-        self, named: Named, query: NDArray[np.float64] | None, held: Mapping[bytes, NDArray[np.float32]]
+        self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
     ) -> list[Near]:
-        """Returns of each unit its near texts; every product is exact, so none depends on the block it is in."""
+        """Returns the near texts of each unit; every product is exact, so none depends on its block."""
         if query is None or not query.any():
             return [()] * len(named)
         owners = [
-            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in held
+            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in known
         ]
-        found: list[list[tuple[float, int]]] = [[] for _ in named]
+        near: list[list[tuple[float, int]]] = [[] for _ in named]
         for first in range(0, len(owners), _BLOCK):
             block = owners[first : first + _BLOCK]
-            rows = np.array([held[name] for _, _, name in block], dtype=np.float64)
+            rows = np.array([known[name] for _, _, name in block], dtype=np.float64)
             similar = rows @ query / np.sqrt(np.einsum("ij,ij->i", rows, rows) * (query @ query))
             for (place, number, _), value in zip(block, similar.tolist(), strict=True):
                 if value >= self.threshold:
-                    found[place].append((-value, number))
-        return [tuple(number for _, number in sorted(own)[: self.most]) for own in found]
+                    near[place].append((-value, number))
+        return [tuple(number for _, number in sorted(own)[: self.most]) for own in near]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
@@ -183,11 +136,6 @@ class SimilarTexts:
             "similarity_threshold": self.threshold,
             "documents_per_row": self.most,
         }
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            "SimilarTexts hold private directions: they cannot be copied, pickled or sent elsewhere."
-        )
 
     def __repr__(self) -> str:
         return f"SimilarTexts({self.embeddings.name!r}, threshold={self.threshold}, most={self.most})"
@@ -201,17 +149,17 @@ class _AskDirection:
     text: str
 
     def run(self) -> NDArray[np.float64]:
-        """Answers, blocking."""
+        """Runs, blocking."""
         return direction_of(self.embeddings.public([self.text])[0])
 
     async def arun(self) -> NDArray[np.float64]:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         return direction_of((await self.embeddings.apublic([self.text]))[0])
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class _AskNear:
-    """Asks who is near, once; everything private happens below `guarded`, so a stop finds empty boxes only."""
+    """Finds the near texts once; private frames run below `guarded`, so a stop finds empty boxes only."""
 
     source: SimilarTexts
     units: tuple[Hidden[Texts], ...]
@@ -219,33 +167,33 @@ class _AskNear:
     is_answered: bool = False
 
     def run(self) -> Boxed:
-        """Answers, blocking."""
+        """Runs, blocking."""
         self._once()
         try:
-            found = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
-            if found is None:  # then unit by unit, so that a fault stays with its own unit
-                found = _joined([guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
+            near = guarded(lambda: Boxed(self.source.near(self.units, self.query)))
+            if near is None:  # then unit by unit, so that a fault stays with its own unit
+                near = _joined([guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
         finally:
             self.units = ()
-        return found
+        return near
 
     async def arun(self) -> Boxed:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
 
         async def boxed() -> Boxed:
             return Boxed(await self.source.anear(self.units, self.query))
 
         self._once()
         try:
-            found = await aguarded(boxed)
-            if found is None:
-                found = _joined([await aguarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
+            near = await aguarded(boxed)
+            if near is None:
+                near = _joined([await aguarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
         finally:
             self.units = ()
-        return found
+        return near
 
     def _once(self) -> None:
-        """A second answer would find nobody, as if every unit were gone."""
+        """Refuses a second run, which would find nothing, as if every unit were gone."""
         if self.is_answered:
             raise ConfigurationError("expected to answer once, found a second call; ask anew")
         self.is_answered = True
@@ -257,24 +205,20 @@ class _AskNear:
         return Boxed(await self.source.anear((self.units[place],), self.query, is_all=False))
 
 
-def _joined(found: Sequence[Boxed | None]) -> Boxed:
-    """Puts what was found unit by unit, boxed each, into one box; who failed is near nothing."""
-    return Boxed([() if box is None else box.take()[0] for box in found])
+def _joined(boxes: Sequence[Boxed | None]) -> Boxed:
+    """Joins the boxed results of single units; a unit that failed is near nothing."""
+    return Boxed([() if box is None else box.take()[0] for box in boxes])
 
 
 def _named_once(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
-    """Returns what a text is found by, made once for all who have it."""
+    """Returns the hash of a text, computed once per text."""
     if text not in names:
         names[text] = name(text)
     return names[text]
 
 
-def refuse_search(given: Any) -> None:
-    """Refuses what searches or ranks documents, by what it can do: a vector store, retriever, reranker or compressor.
-
-    Raises:
-      ConfigurationError: it is one of them.
-    """
-    if any(callable(getattr(given, name, None)) for name in _SEARCHES) or hasattr(given, "vectorstore"):
-        found = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {found}. {NOT_SEARCHED}")
+def refuse_search(embeddings: Any) -> None:
+    """Raises ConfigurationError for what searches or ranks documents: a vector store, retriever or reranker."""
+    if any(callable(getattr(embeddings, name, None)) for name in _SEARCHES) or hasattr(embeddings, "vectorstore"):
+        kind = embeddings.__name__ if isinstance(embeddings, type) else type(embeddings).__name__
+        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {kind}. {NOT_SEARCHED}")

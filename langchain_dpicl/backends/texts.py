@@ -1,8 +1,4 @@
-"""Any LangChain chat or completion model that only writes text: completions, and one-hot votes for choices.
-
-The last rung: no probabilities, so a vote is all or nothing and an answer that names no choice abstains. Which choice
-an answer names is said by `answers`; every call goes through `silent`. Knows no logprobs and no privacy.
-"""
+"""Wraps a LangChain model that only writes text as an engine: completions, and one-hot votes for choices."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from langchain_dpicl.backends.silent import Hidden, Reply, Request, RetryPolicy,
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
-"""What stands before the list of choices, and so before every prompt, unless told otherwise."""
+"""Default text before the list of choices."""
 
 _MORE_THAN_A_LABEL = 16  # quotes, a full stop, "The answer is: "
 _PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
@@ -132,7 +128,7 @@ class TextVoteBackend:
         return self._rows(boxes, choices)[:, :-1]
 
     async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_choices`, awaitable; rows of one call run concurrently."""
+        """Async twin of `score_choices`; rows of one call run concurrently."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         return (await self._arows(boxes, choices))[:, :-1]
@@ -147,7 +143,7 @@ class TextVoteBackend:
         return self._rows(boxes, choices)
 
     async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
-        """Is `score_with_other`, awaitable."""
+        """Async twin of `score_with_other`."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         return await self._arows(boxes, choices)
@@ -165,7 +161,7 @@ class TextVoteBackend:
         return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
 
     async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
-        """Is `score_public`, awaitable."""
+        """Async twin of `score_public`."""
         names = Names(choices)
         reply = await self._calls.aone(self._requests([Hidden(prompt)], choices, explain="kind")[0])
         answered(self.name, reply)
@@ -178,7 +174,7 @@ class TextVoteBackend:
         return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
 
     async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """Is `complete`, awaitable."""
+        """Async twin of `complete`."""
         boxes = [Hidden(prompt) for prompt in prompts]
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
@@ -220,7 +216,7 @@ class TextVoteBackend:
 
 
 def _place(reply: Reply, names: Names, *, other: int) -> int | None:
-    """Returns the place of what the answer names, `other` if it names no choice, None if there is no answer."""
+    """Returns the place of the named choice, `other` if no choice is named, None without an answer."""
     if reply.answer is None:
         return None
     place = None if _is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
@@ -232,7 +228,7 @@ def _is_no_answer(finish_reason: object) -> bool:
 
 
 def _votes(replies: Sequence[Reply], names: Names, other: int) -> Rows:
-    """Reads private replies: float64[replies, other + 1]; an answer that raises when it is looked at abstains."""
+    """Reads private replies as float64[replies, other + 1]; an answer that raises when it is read abstains."""
     places = [quietly(partial(_place, reply, names, other=other)) for reply in replies]
     return np.array([_vote(place, other + 1) for place in places], dtype=np.float64).reshape(len(places), other + 1)
 

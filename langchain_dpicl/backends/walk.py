@@ -1,7 +1,4 @@
-"""One walk, two drivers: a computation that asks a model is written once and driven sync or async.
-
-A walk is a generator that yields asks and receives their answers. Knows nothing of privacy.
-"""
+"""Runs a generator of effects sync or async, so that a computation with model calls is written once."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Something to ask of a model, either way."""
+    """One effect, with a blocking and an awaitable way to run it."""
 
     def run(self) -> Any:
-        """Answers, blocking."""
+        """Runs, blocking."""
 
     async def arun(self) -> Any:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
 
 
 Walk: TypeAlias = Generator[Ask, Any, T]
@@ -49,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AskTopTokens:
-    """Asks for the likeliest tokens after a PUBLIC prompt; raises ModelCallError when the model is out."""
+    """Requests the likeliest tokens after a PUBLIC prompt; raises ModelCallError if the model fails."""
 
     backend: NextTokenBackend = field(repr=False)
     prompt: str
@@ -57,52 +54,40 @@ class AskTopTokens:
     top_k: int
 
     def run(self) -> list[tuple[Token, float]]:
-        """Answers, blocking."""
-        try:
-            return self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, blocking."""
+        return public_call(lambda: self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k))
 
     async def arun(self) -> list[tuple[Token, float]]:
-        """Answers, awaiting."""
-        try:
-            return await self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k)
-        except DPICLError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever an engine raises
-            kind = type(error).__name__
-        raise public_failure(kind)
+        """Runs, awaiting."""
+        return await apublic_call(lambda: self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class AtMost:
-    """Asks with so many calls in flight at a time; None: as many as the engine makes."""
+    """Runs an effect with at most `limit` calls in flight; None: as many as the engine makes."""
 
     ask: Ask
     limit: int | None
 
     def run(self) -> Any:
-        """Answers, blocking."""
+        """Runs, blocking."""
         with at_most(self.limit):
             return self.ask.run()
 
     async def arun(self) -> Any:
-        """Answers, awaiting."""
+        """Runs, awaiting."""
         with at_most(self.limit):
             return await self.ask.arun()
 
 
 @dataclass(slots=True)
 class Turn:
-    """Waits, on the way of a walk, until nobody else asks the same; says whether the gate is held from then on."""
+    """Waits until no other caller computes the same; returns whether the gate is held from then on."""
 
     gate: Gate
 
     def run(self) -> bool:
-        """Waits, blocking; below a running event loop, which may have to go on first, it does not wait."""
+        """Waits, blocking; does not wait below a running event loop, which may have to run first."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -117,15 +102,43 @@ class Turn:
 
 
 def public_failure(kind: str) -> ModelCallError:
-    """Returns the error for a public call that failed; the caller raises it outside of the `except` block.
+    """Returns the error of a failed public call; the caller raises it outside of the `except` block.
 
-    Only the kind of what was raised goes on: its text and its frames may tell of the load that private calls made.
+    It names only the type of the cause, whose text and frames may show the load of private calls.
     """
     return ModelCallError(f"the public model call failed with {kind}. Check the model and call again.")
 
 
+def bare(error: DPICLError) -> DPICLError:
+    """Returns a public error without the frames and causes that it came through, which may be private."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def public_call(action: Callable[[], T]) -> T:
+    """Returns the result of a public call of an engine; an error that is not ours becomes a `public_failure`."""
+    try:
+        return action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)  # outside the handler, so that the engine's error is not its context
+
+
+async def apublic_call(action: Callable[[], Awaitable[T]]) -> T:
+    """Async twin of `public_call`."""
+    try:
+        return await action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)
+
+
 def drive(walk: Walk[T]) -> T:
-    """Runs a walk to its end, blocking."""
+    """Runs an effect generator to its end, blocking."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -137,17 +150,17 @@ def drive(walk: Walk[T]) -> T:
         answer, failure = None, None
         try:
             answer = ask.run()
-        except BaseException as error:  # noqa: BLE001  the walk must close what it opened before the error goes on
+        except BaseException as error:  # noqa: BLE001  the generator closes what it opened first
             failure = error
 
 
 async def adrive(walk: Walk[T], *, is_slow: bool = False) -> T:
-    """Runs a walk to its end, awaiting; a cancellation reaches the walk like any other error.
+    """Runs an effect generator to its end, awaiting; a cancellation is thrown into it like any other error.
 
     Args:
       walk: the computation.
-      is_slow: whether its own steps, between the asks, may wait (for a ledger on a disk). They then run in threads, one
-        after the other, and a cancellation reaches the walk when the step has ended.
+      is_slow: whether its own steps, between the effects, may block (for a ledger on a disk). They then run in
+        threads, one after the other, and a cancellation is thrown in after the step.
     """
     if is_slow:
         return await _adrive_aside(walk)
@@ -167,14 +180,14 @@ async def adrive(walk: Walk[T], *, is_slow: bool = False) -> T:
 
 
 async def _adrive_aside(walk: Walk[T]) -> T:
-    """Is `adrive`, with the steps of the walk in threads."""
+    """Does what `adrive` does, with the generator's own steps in threads."""
     answer: Any = None
     failure: BaseException | None = None
     has_begun = False
     while True:
         step = _Step(walk, answer, failure)
         answer = None
-        # An answer is always delivered: it may be a place at a gate, which the walk then has to leave.
+        # An answer is always delivered: it may be a place at a gate, which the generator then has to leave.
         ended, stop = await seen_through(step, is_optional=not has_begun, if_left=walk.close)
         has_begun = True
         if stop is not None and not step.is_over:
@@ -199,7 +212,7 @@ async def _adrive_aside(walk: Walk[T]) -> T:
 
 
 class _Step:
-    """One step of a walk: what it returns is what the walk asks next, None at its end."""
+    """One step of an effect generator; returns the next effect, None at the end."""
 
     def __init__(self, walk: Walk[Any], answer: Any, failure: BaseException | None) -> None:
         self.result: Any = None
@@ -209,7 +222,7 @@ class _Step:
         self._failure = failure
 
     def __call__(self) -> Ask | None:
-        answer, self._answer = self._answer, None  # may hold private rows, in a box: nobody keeps them
+        answer, self._answer = self._answer, None  # may hold boxed private rows, which must not be kept
         self.is_over = True
         try:
             ask = self._walk.send(answer) if self._failure is None else self._walk.throw(self._failure)

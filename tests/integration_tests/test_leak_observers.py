@@ -183,7 +183,7 @@ def test_the_table_tells_what_did_not_run_and_why() -> None:
             [
                 cell(
                     voting=Verdict(
-                        "x", "UnsilencableModelError: shut stands before create and would see the prompts; stop"
+                        "x", "UnsilencableModelError: shut is in the path of create and would see the prompts; stop"
                     )
                 )
             ],
@@ -193,7 +193,7 @@ def test_the_table_tells_what_did_not_run_and_why() -> None:
     for part in ("seen: package 1.0", "RV / nothing seen", "RV / LEAKED R", "lost: not installed: no such release"):
         assert told.count(part) == 1
     assert "quiet, OpenAI: no proof, naive: 3 records" in told
-    assert "shut, OpenAI: UnsilencableModelError: shut stands before create\n" in f"{told}\n"
+    assert "shut, OpenAI: UnsilencableModelError: shut is in the path of create\n" in f"{told}\n"
 
 
 def test_a_refusal_by_another_name_is_none() -> None:

@@ -205,7 +205,7 @@ class TestTheWrongAddress:
     def test_a_web_page_is_told_from_a_server_without_logprobs(self, kind: Kind) -> None:
         with provider() as served:
             served.script(html())
-            with pytest.raises(CapabilityError, match=r"no answer of the API.*check base_url .* ends in /v1"):
+            with pytest.raises(CapabilityError, match=r"not an answer of the API.*check base_url .* ends in /v1"):
                 as_backend(model(served, kind))
             assert len(served.received) == 1
 

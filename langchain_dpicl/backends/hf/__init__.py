@@ -1,1 +1,1 @@
-"""The rooms of the local engine, one task each; `backends.huggingface` is their face. All but `loading` need torch."""
+"""The parts of the local Hugging Face engine; `backends.huggingface` is their public face."""

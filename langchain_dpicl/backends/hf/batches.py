@@ -1,17 +1,4 @@
-"""A batch of rows at one public shape: read once, then one token at a time. Knows ids only, no text and no privacy.
-
-A batch answers with states: what `heads.Head` makes logits of, which are the model's own where it cannot stand apart.
-
-Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never depends
-on what is in it. Two layouts:
-
-- `RightBatch`, fast: rows stand at the left and padding behind them, which causal attention never looks back at. No
-  mask is built but one row of numbers that grows by a zero per token; a beginning that all rows share is read once. The
-  model reads no further than to the last keys and values, and on a processor some rows at a time: what it computes in
-  between is then small enough to be kept near and its memory used again.
-- `LeftBatch`, for models that need their tokens side by side (narrow sliding windows, recurrent layers) or make their
-  own masks. Its first column is always padding: without any, models take a short cut that others' lengths would decide.
-"""
+"""Runs a batch of token rows at one public shape: all at once first, then one token at a time."""
 
 from __future__ import annotations
 
@@ -28,9 +15,18 @@ from langchain_dpicl.backends.hf.heads import Head, is_wrapped
 from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.hf.loading import Facts
 
-_KEEPS = ("logits_to_keep", "num_logits_to_keep")
+# Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never
+# depends on its content. Two layouts:
+# - `RightBatch`, fast: rows start at the left, and causal attention never looks at the padding behind them. The mask is
+# one row of numbers that grows by a zero per token; a shared beginning is read once. A forward ends at the last keys
+# and values, and on a CPU takes some rows at a time, so that intermediate results stay in cache.
+# - `LeftBatch`, for models that need adjacent tokens (narrow sliding windows, recurrent layers) or make their own
+# masks. Its first column is always padding: without any, models take a short cut that depends on other rows' lengths.
+KEEPS = ("logits_to_keep", "num_logits_to_keep")
+"""Names of the forward's argument for how many last positions get logits, by version of transformers."""
+
 _AT_ONCE = 2560
-"""Tokens that a processor reads at once, as far as whole rows go."""
+"""Tokens that a CPU reads at once, rounded to whole rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +37,8 @@ class Shape:
       size: rows.
       length: tokens that every row is padded to, shared ones included.
       room: tokens to come.
-      shared: ids that all rows begin with, read once; they are no part of the rows that are handed in.
-      is_fast: whether the fast layout does.
+      shared: ids that all rows begin with, read once; not part of the rows that are passed.
+      is_fast: whether the fast layout is used.
     """
 
     size: int
@@ -53,7 +49,7 @@ class Shape:
 
 
 class Batch(Protocol):
-    """Rows that grow; all answers are states float[rows, size] or, for `many`, float[rows, k, size]."""
+    """Rows that grow; answers are states float[rows, size] or, for `many`, float[rows, k, size]."""
 
     def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Reads the rows."""
@@ -62,13 +58,13 @@ class Batch(Protocol):
         """Adds one token to every row: int64[rows]."""
 
     def many(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Adds the same tokens to every row, at once."""
+        """Adds the same tokens to every row at once."""
 
     def mark(self) -> Any:
-        """Remembers this place."""
+        """Returns the present state."""
 
     def rewind(self, mark: Any) -> None:
-        """Goes back to a place, as often as wanted."""
+        """Goes back to a state, as often as wanted."""
 
     def moved(self, device: torch.device | str) -> bool:
         """Moves the cache, bit for bit; False if it stays where it is."""
@@ -83,7 +79,7 @@ class Body:
       filler: the id of an ordinary token that pads rows.
 
     Attributes:
-      hooks: what stands before the model; looked at before private rows are run.
+      hooks: checks the model's hooks before private rows run.
       head: the output layer.
       stops: whether a model that only fills a cache may be stopped when that is done.
     """
@@ -92,34 +88,34 @@ class Body:
         self.model = model
         self.hooks = Hooks(model)
         self.head = Head(model)
-        # Whoever changed how a module is called may have work to do after it.
+        # A wrapper around a module's call may have work to do after it.
         self.stops = not any(is_wrapped(module) for module in model.modules())
         self.facts = facts
         self.filler = filler
         self.config = model.config.get_text_config(decoder=True)
         self.takes_positions = "position_ids" in facts.takes
-        self._keep = next((name for name in _KEEPS if name in facts.takes), None)
+        self._keep = next((name for name in KEEPS if name in facts.takes), None)
         self._begun: dict[tuple[int, ...], list[caches.Pair]] = {}
 
     @property
     def device(self) -> torch.device:
-        """Where ids go."""
+        """The device of the model."""
         return torch.device(self.model.device)
 
     @property
     def lowest(self) -> float:
-        """What a mask adds to what must not be seen."""
+        """The number that a mask adds to hidden positions."""
         return float(torch.finfo(self.model.dtype).min)
 
     def forward(self, ids: torch.Tensor, cache: Any, *, keep: int = 1, **inputs: torch.Tensor | None) -> torch.Tensor:
         """Returns the states float[rows, keep, size] of the last `keep` positions."""
         if self.model.training:
             self.model.eval()
-        given: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
+        arguments: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
         if self._keep:
-            given[self._keep] = keep
-        given |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
-        return self.head.states(keep, **given)
+            arguments[self._keep] = keep
+        arguments |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+        return self.head.states(keep, **arguments)
 
     def fill(
         self,
@@ -129,7 +125,7 @@ class Body:
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> None:
-        """Writes the keys and values of int64[rows, length], whose attention mask and positions are the same."""
+        """Writes the keys and values of int64[rows, length], which share attention mask and positions."""
         size, length = ids.shape
         cache = caches.cache_of(layers)
         start = layers[0].get_seq_length()
@@ -140,7 +136,7 @@ class Body:
             layer.rewind(start + length)
 
     def begun(self, shared: tuple[int, ...]) -> list[caches.Pair]:
-        """Returns the keys and values of a PUBLIC beginning, for one row; the last two are kept."""
+        """Returns the keys and values of a PUBLIC beginning for one row; the last two beginnings are cached."""
         if shared not in self._begun:
             layers = caches.roomy_layers(self.config, len(shared))
             self.fill(torch.tensor([shared], device=self.device), layers)
@@ -150,12 +146,12 @@ class Body:
         return self._begun[shared]
 
     def forget(self) -> None:
-        """Frees what was kept of public beginnings."""
+        """Drops the cached public beginnings."""
         self._begun.clear()
 
 
 class RightBatch:
-    """Rows at the left, padding behind them; see the module."""
+    """Rows at the left, padding after them."""
 
     def __init__(self, body: Body, shape: Shape) -> None:
         self._body = body
@@ -169,10 +165,10 @@ class RightBatch:
         self._used = len(shape.shared)
 
     def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Reads the rows: all but each row's last token at once, the last ones as a step."""
+        """Reads the rows: all but each row's last token at once, the last tokens as a step."""
         shape, device = self._shape, self._body.device
         begun, width = len(shape.shared), shape.length - len(shape.shared)
-        ids, lengths = _padded(rows, width, self._body.filler)
+        ids, lengths = padded(rows, width, self._body.filler)
         last = torch.from_numpy(ids[np.arange(len(rows)), lengths - 1]).to(device)
         ends = torch.from_numpy(lengths).to(device)[:, None] - 1
         if width > 1:
@@ -205,7 +201,7 @@ class RightBatch:
         self._reserve(count)
         end = self._used + count
         mask = self._mask[..., :end].repeat(1, 1, count, 1)
-        mask[..., self._used :].masked_fill_(_ahead(count, device), self._body.lowest)
+        mask[..., self._used :].masked_fill_(ahead(count, device), self._body.lowest)
         raw = self._body.forward(
             torch.tensor(tokens, device=device).expand(self._shape.size, -1),
             self._cache,
@@ -218,11 +214,11 @@ class RightBatch:
         return raw
 
     def mark(self) -> Any:
-        """Remembers this place."""
+        """Returns the present state."""
         return self._used, self._positions
 
     def rewind(self, mark: Any) -> None:
-        """Goes back to a place."""
+        """Goes back to a state."""
         self._used, self._positions = mark
         for layer in self._layers:
             layer.rewind(self._used)
@@ -233,21 +229,21 @@ class RightBatch:
         return all(moved)
 
     def _after_shared(self, count: int) -> torch.Tensor:
-        """A mask for all rows: what was shared is seen, and what stands before."""
+        """Returns a mask for all rows: the shared beginning and earlier tokens are visible."""
         begun, device = len(self._shape.shared), self._body.device
         mask = torch.zeros((1, 1, count, begun + count), dtype=self._mask.dtype, device=device)
-        mask[..., begun:].masked_fill_(_ahead(count, device), self._body.lowest)
+        mask[..., begun:].masked_fill_(ahead(count, device), self._body.lowest)
         return mask
 
     def _reserve(self, count: int) -> None:
-        """Makes the mask longer where more tokens come than there is room for."""
+        """Makes the mask longer if more tokens come than planned."""
         missing = self._used + count - self._mask.shape[-1]
         if missing > 0:
             self._mask = torch.nn.functional.pad(self._mask, (0, max(missing, self._mask.shape[-1])))
 
 
 class LeftBatch:
-    """Padding first, rows behind it; see the module. What is shared is read with every row."""
+    """Padding first, rows after it; a shared beginning is read with every row."""
 
     def __init__(self, body: Body, shape: Shape) -> None:
         self._body = body
@@ -260,7 +256,7 @@ class LeftBatch:
         """Reads the rows."""
         shape, device = self._shape, self._body.device
         whole = [[*shape.shared, *row] for row in rows]
-        ids, lengths = _padded([row[::-1] for row in whole], shape.length + 1, self._body.filler)
+        ids, lengths = padded([row[::-1] for row in whole], shape.length + 1, self._body.filler)
         real = np.arange(shape.length + 1)[None] < lengths[:, None]
         self._mask = torch.from_numpy(np.ascontiguousarray(real[:, ::-1])).to(device).to(torch.int64)
         places = (self._mask.cumsum(dim=1) - 1).clamp_(min=0)
@@ -276,16 +272,16 @@ class LeftBatch:
         return self._add(torch.tensor(tokens, device=self._body.device).expand(self._shape.size, -1))
 
     def mark(self) -> Any:
-        """Remembers this place."""
+        """Returns a copy of the present state."""
         return copy.deepcopy(self._cache), self._mask, self._positions
 
     def rewind(self, mark: Any) -> None:
-        """Goes back to a place."""
+        """Goes back to a state."""
         cache, self._mask, self._positions = mark
         self._cache = copy.deepcopy(cache)
 
     def moved(self, device: torch.device | str) -> bool:
-        """Leaves the cache where it is: its layers are the library's own."""
+        """Leaves the cache where it is: its layers are the library's."""
         del device
         return False
 
@@ -297,17 +293,17 @@ class LeftBatch:
         return self._run(ids, places, count)
 
     def _run(self, ids: torch.Tensor, places: torch.Tensor, keep: int) -> torch.Tensor:
-        given = places if self._body.takes_positions else None
-        return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=given)
+        positions = places if self._body.takes_positions else None
+        return self._body.forward(ids, self._cache, keep=keep, attention_mask=self._mask, position_ids=positions)
 
 
 def _parts(size: int, length: int) -> list[slice]:
-    """Cuts rows into parts of one size, the last of which may take up rows of the one before: shapes decide bits."""
+    """Cuts rows into parts of one size, overlapping at the end: the shape decides the bits."""
     rows = -(-size // -(-size * length // _AT_ONCE))
     return [slice(start := min(place, size - rows), start + rows) for place in range(0, size, rows)]
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:
+def padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any, Any]:
     """Returns int64[rows, width], and each row's length."""
     ids = np.full((len(rows), width), filler, np.int64)
     for place, row in enumerate(rows):
@@ -315,14 +311,14 @@ def _padded(rows: Sequence[Sequence[int]], width: int, filler: int) -> tuple[Any
     return ids, np.array([len(row) for row in rows], np.int64)
 
 
-def _ahead(count: int, device: torch.device) -> torch.Tensor:
-    """bool[count, count]: what stands after a position."""
+def ahead(count: int, device: torch.device) -> torch.Tensor:
+    """Returns bool[count, count]: the positions after each position."""
     return torch.ones((count, count), dtype=torch.bool, device=device).triu_(1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that memory has run out."""
+    """Whether an error says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    said = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
+    message = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return "out of memory" in message or "can't allocate memory" in message or "not enough memory" in message

@@ -1,4 +1,4 @@
-"""A key-value cache with room to grow: written in place, shared beginnings read once. Knows no tokens."""
+"""A key-value cache that is written in place, with room to grow."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ else:
 
 
 class Filled(Exception):  # noqa: N818  no error
-    """All layers are written: nobody wants what the model would compute now."""
+    """All layers are written; the rest of the forward is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a batch, read by themselves.
+    """Some rows of a batch that are read separately.
 
     Attributes:
       rows: which.
       size: rows of the batch.
-      note: is told of a layer that has been written.
+      note: called with each layer that has been written.
     """
 
     rows: slice
@@ -48,13 +48,13 @@ class Part:
 
 
 class RoomyLayer(_Layer):
-    """One layer's keys and values, in one block of memory that is as long as the session will need.
+    """One layer's keys and values, in one block of memory as long as the session needs.
 
-    The library's own layer copies the whole cache for every token; its static one is attended to over its whole
-    length. This one does neither.
+    The library's own layer copies the whole cache for every token, and attention over its static one always covers
+    the full length. This one does neither.
 
     Args:
-      room: positions to make room for; doubled when they do not do.
+      room: positions to allocate; doubled when they run out.
       begun: keys and values [1, heads, length, size] that all rows begin with.
     """
 
@@ -96,12 +96,12 @@ class RoomyLayer(_Layer):
         return 0 if self._begun is None else int(self._begun[0].shape[-2])
 
     def rewind(self, length: int) -> None:
-        """Forgets all positions from `length` on, or takes in those up to it that were written in parts."""
+        """Forgets positions from `length` on, or includes those up to it that were written in parts."""
         if self.is_initialized:
             self.keys, self.values = self._key_store[:, :, :length], self._value_store[:, :, :length]
 
     def moved(self, device: torch.device | str) -> bool:
-        """Moves what is written, bit for bit; False if it is there already, and nothing is freed."""
+        """Moves the written part, bit for bit; False if it is there already, so that nothing is freed."""
         if not self.is_initialized or self._key_store.device == torch.device(device):
             return False
         length = self.get_seq_length()
@@ -140,20 +140,12 @@ def _roomy(like: torch.Tensor, size: int, room: int) -> torch.Tensor:
 
 @contextmanager
 def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool) -> Iterator[None]:
-    """Has a forward within write the keys and values of some rows; `rewind` takes them in when all parts are read.
-
-    Args:
-      layers: of the cache that the forward is given.
-      rows: which.
-      size: rows of the batch.
-      stops: whether the forward ends where the last layer's keys and values are written: its attention and what comes
-        behind it are not wanted.
-    """
-    left = {id(layer) for layer in layers}
+    """Makes a forward in the block write some rows' keys and values; `stops`: it ends at the last layer's."""
+    unwritten = {id(layer) for layer in layers}
 
     def note(layer: RoomyLayer) -> None:
-        left.discard(id(layer))
-        if stops and not left:
+        unwritten.discard(id(layer))
+        if stops and not unwritten:
             raise Filled
 
     for layer in layers:
@@ -168,7 +160,7 @@ def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool
 
 
 def is_plain(config: Any) -> bool:
-    """Returns whether a model's cache is keys and values alone, sliding windows included."""
+    """Whether a model's cache consists of keys and values alone, sliding windows included."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
 
 
@@ -180,10 +172,10 @@ def roomy_layers(config: Any, room: int, begun: Sequence[Pair] | None = None) ->
 
 def cache_of(layers: Sequence[RoomyLayer]) -> Cache:
     """Returns the cache that has these layers."""
-    given: list[Any] = [*layers]
-    return Cache(layers=given)
+    untyped: list[Any] = [*layers]
+    return Cache(layers=untyped)
 
 
 def own_cache(config: Any) -> Cache:
-    """Returns the cache that the library makes for a model."""
+    """Returns the library's own cache for a model."""
     return DynamicCache(config=config)

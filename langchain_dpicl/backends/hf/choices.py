@@ -1,4 +1,4 @@
-"""Scores choices as continuations of private prompts. Knows no privacy; what is shared by choices is read once."""
+"""Scores choices as continuations of private prompts; beginnings that choices share are read once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 
 def score(engine: Engine, reader: Prompts, prompts: Sequence[str], choices: Sequence[str], *, cap: int) -> Floats:
-    """Returns float64[prompts, choices]: log-likelihoods; -inf in a row that failed.
-
-    Raises:
-      ConfigurationError: a choice that cannot be written.
-    """
+    """Returns float64[prompts, choices]: log-likelihoods; -inf in a row that failed."""
     out = np.full((len(prompts), len(choices)), -np.inf)
     spaced = [not reader.tokens.chat and prompt.endswith(" ") for prompt in prompts]
     begun = reader.begun("", cap=cap)
@@ -32,8 +28,8 @@ def score(engine: Engine, reader: Prompts, prompts: Sequence[str], choices: Sequ
         shape = engine.shape(cap, max(map(len, tokens), default=1), reader.apart(begun))
         private = PrivateRows([row and row[len(shape.shared) :] for row in rows], "units", shape, has_public=False)
 
-        def put(row: int, found: Floats, places: list[int] = places) -> None:
-            out[places[row]] = found
+        def put(row: int, row_scores: Floats, places: list[int] = places) -> None:
+            out[places[row]] = row_scores
 
         answered(engine, private, lambda batch, rows, tokens=tokens: likelihoods(engine, batch, rows, tokens), put)  # type: ignore[misc]
     return out
@@ -54,9 +50,9 @@ def _ids(engine: Engine, reader: Prompts, choice: str, *, with_space: bool) -> t
 def likelihoods(
     engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], choices: Sequence[tuple[int, ...]]
 ) -> Floats:
-    """Returns float64[rows, choices]: walks the tree of the choices.
+    """Returns float64[rows, choices] by walking the tree of the choices.
 
-    Token by token: that shape has been tried out, those of choices have not.
+    One token at a time: that shape has been tested to keep rows apart, those of whole choices have not.
     """
     followers: dict[tuple[int, ...], dict[int, None]] = {}
     for tokens in choices:
@@ -66,8 +62,8 @@ def likelihoods(
 
     def walk(begun: tuple[int, ...], raw: torch.Tensor) -> None:
         ids = np.array(list(followers[begun]), np.int64)
-        told = log_probabilities(engine.settle(raw), ids)
-        scores.update({(*begun, token): scores[begun] + told[:, i] for i, token in enumerate(ids.tolist())})
+        scored = log_probabilities(engine.settle(raw), ids)
+        scores.update({(*begun, token): scores[begun] + scored[:, i] for i, token in enumerate(ids.tolist())})
         longer = [(*begun, token) for token in ids.tolist() if (*begun, token) in followers]
         mark = batch.mark() if longer else None
         for tokens in longer:

@@ -1,13 +1,4 @@
-"""Private rows on a local model, in chunks of a public size: which run together, what is kept, what a fault costs.
-
-Knows ids only, no text and no noise. Three rules:
-
-- What one row makes a model raise costs that row alone. Its chunk is run again row by row, each in its own place beside
-  empty ones, one at a time and keeping no cache, so that it takes no more memory than the chunk did.
-- Where memory runs out, chunks whose number is secret give way first: their caches wait in main memory or, where that
-  frees nothing, are read again for every token. A private chunk that does not fit even so fails alone.
-- Only what is public raises: a public number of rows that does not fit, or the batch of the public prompt.
-"""
+"""Runs private rows on a local model in chunks of a public size, so that a fault costs one row."""
 
 from __future__ import annotations
 
@@ -25,8 +16,13 @@ from langchain_dpicl.backends.hf.heads import Kind, Told
 from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
+# What one row makes a model raise costs that row alone: its chunk runs again row by row, each in its own place beside
+# empty ones and without a cache, so that it takes no more memory than the chunk did.
+# Where memory runs out, chunks whose number is secret give way first: their caches move to main memory or are computed
+# again for every token. A private chunk that does not fit even so fails alone.
+# Only public facts raise: a public number of rows that does not fit, or the batch of the public prompt.
 Read = Callable[[Told, slice], Floats]
-"""What to take from what a chunk was told, of the rows in some places: float64[places, d]."""
+"""Reads float64[places, d] from a chunk's states, for the rows in some places."""
 
 
 class Outcome(enum.Enum):
@@ -54,13 +50,8 @@ class PrivateRows:
     shape: Shape
     has_public: bool
 
-    @property
-    def num_private(self) -> int:
-        """Rows without the public one."""
-        return len(self.rows) - self.has_public
-
     def wanted(self, row_batch: int) -> int:
-        """Rows that should run together; public."""
+        """Returns how many rows should run together; public."""
         return len(self.rows) if self.kind == "slots" else row_batch
 
 
@@ -69,14 +60,14 @@ class Chunk:
     """Rows that run together.
 
     Attributes:
-      members: which row stands in which place.
+      members: row by place.
       is_alone: one row of a chunk that failed; it keeps no cache.
       batch: what has been read; None: nothing, or it was dropped.
       done: steps of the script that the batch has read.
-      told: what the model said last, of all places or of a row alone.
-      read: steps after which it said so.
-      device: where it said so.
-      failed: nothing more is asked of it.
+      told: the model's last states, of all places or of a row alone.
+      read: steps after which they were computed.
+      device: where they were computed.
+      failed: it is not run any more.
     """
 
     members: dict[int, int]
@@ -90,21 +81,21 @@ class Chunk:
 
     @property
     def is_first(self) -> bool:
-        """Whether the first row, which is the public one if there is one, is in it."""
+        """Whether it holds the first row, which is the public one if there is one."""
         return 0 in self.members.values()
 
     def forget(self) -> None:
-        """Drops what has been read."""
+        """Drops its cache."""
         self.batch, self.done = None, 0
 
     def parted(self) -> list[Chunk]:
-        """Returns its rows, each alone in its place; the public one comes first."""
+        """Returns its rows, each alone in its place; the public one first."""
         return [Chunk({place: row}, is_alone=True) for place, row in self.members.items()]
 
 
 @dataclass(slots=True, repr=False, eq=False, weakref_slot=True)
 class Work:
-    """What a session holds until it is closed.
+    """The state of a session until it is closed.
 
     Attributes:
       private: the rows.
@@ -121,9 +112,9 @@ class Work:
     is_lean: bool = False
 
     def spare(self) -> bool:
-        """Takes caches of later chunks off the device, from now on; False if nothing is gained.
+        """Moves caches of later chunks off the device from now on; False if that frees nothing.
 
-        Only where the number of rows is secret: what such a session holds is otherwise a secret amount.
+        Only where the number of rows is secret, as the session's memory is a secret amount then.
         """
         if self.is_lean or self.private.kind == "slots":
             return False
@@ -135,9 +126,9 @@ class Work:
 
 
 def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> None:
-    """Brings all rows to the end of the script, and puts what `read` finds in row `first + i` into `out[i]`.
+    """Runs all rows to the end of the script, and puts the reading of row `first + i` into `out[i]`.
 
-    Rows that failed stay as they are.
+    Entries of failed rows are left unchanged.
 
     Raises:
       ModelCallError: what is public failed.
@@ -174,21 +165,17 @@ def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> No
 
 
 def _shrink(engine: Engine, work: Work) -> None:
-    """Starts anew with fewer rows at a time, at last with one cache beside the first; their number is public."""
+    """Restarts with fewer rows at a time and, at last, one cache beside the first; their number is public."""
     if work.size == 1 and not work.is_lean:
         work.is_lean = True
         engine.free()
     else:
-        engine.shrink("slots", work.private.wanted(engine.row_batch), work.private.shape, found=work.size)
+        engine.shrink("slots", work.private.wanted(engine.row_batch), work.private.shape, size=work.size)
     work.chunks = None
 
 
 def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
-    """Fails a chunk for which there is no memory.
-
-    Raises:
-      ModelCallError: it holds the public prompt, or public text of its shape does not fit either.
-    """
+    """Fails a chunk that does not fit into memory; raises if it or its shape is public."""
     if not work.private.has_public:
         engine.check_memory(replace(work.private.shape, size=work.size))
     elif chunk.is_first:
@@ -197,7 +184,7 @@ def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
 
 
 def _attempt(engine: Engine, work: Work, chunk: Chunk | None, read: Read, out: Rows, *, first: int) -> Outcome:
-    """Lays out the chunks, or answers for one of them."""
+    """Lays out the chunks, or answers for one of them; returns how that ended."""
     outcome = Outcome.DONE
     try:
         with torch.inference_mode():
@@ -212,7 +199,7 @@ def _attempt(engine: Engine, work: Work, chunk: Chunk | None, read: Read, out: R
         if chunk is None and isinstance(error, DPICLError):
             raise  # by the engine, on public text
         outcome = Outcome.NO_MEMORY if is_out_of_memory(error) else Outcome.FAULT
-        error.__traceback__ = None  # whoever keeps the error keeps no frame, and no memory, of a row
+        error.__traceback__ = None  # so that the error keeps no frame, and no memory, of a row
     if outcome is not Outcome.DONE and chunk is not None:
         chunk.forget()  # it may have read half of a step
     return outcome
@@ -230,7 +217,7 @@ def _lay_out(engine: Engine, work: Work) -> None:
 
 
 def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
-    """Brings one chunk to the end of the script."""
+    """Runs one chunk to the end of the script."""
     if chunk.read == len(work.script):
         return
     raw = torch.empty(0)
@@ -246,20 +233,20 @@ def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
             raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
         else:
             raw = chunk.batch.many(tokens)[:, -1]
-    told = engine.told(raw, work.private.kind)
-    chunk.done, chunk.device = len(work.script), told.device
+    states = engine.told(raw, work.private.kind)
+    chunk.done, chunk.device = len(work.script), states.device
     if chunk.is_alone:
-        chunk.told = told.only([*chunk.members]).to("cpu")
+        chunk.told = states.only([*chunk.members]).to("cpu")
         chunk.forget()
     else:
-        chunk.told = told
+        chunk.told = states
         if work.is_lean and not chunk.is_first:
             park(chunk)
     chunk.read = len(work.script)
 
 
 def park(chunk: Chunk) -> None:
-    """Takes a chunk off the device: to main memory, or, where that frees nothing, out of memory."""
+    """Moves a chunk's cache to main memory or, where that frees nothing, drops it."""
     is_kept = False
     if chunk.told is not None:
         chunk.told = chunk.told.to("cpu")
@@ -273,15 +260,15 @@ def park(chunk: Chunk) -> None:
 
 
 def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None:
-    """Puts a chunk's answers where they belong."""
+    """Writes a chunk's answers to their rows."""
     places = [place for place, row in chunk.members.items() if 0 <= row - first < len(out)]
     if chunk.told is None or chunk.device is None or not places:
         return
-    told = chunk.told.to(chunk.device)
+    states = chunk.told.to(chunk.device)
     if chunk.is_alone:
-        # All rows of a chunk are read at its one shape, which has been tried out.
-        told = told.spread(work.size)
-    answers = read(told, slice(places[0], places[-1] + 1))
+        # Rows are read at the shape of their chunk, which has been tested to keep rows apart.
+        states = states.spread(work.size)
+    answers = read(states, slice(places[0], places[-1] + 1))
     for place in places:
         row = chunk.members[place]
         if work.private.rows[row] is not None:
@@ -289,11 +276,7 @@ def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None
 
 
 def blank(count: int, width: int, fill_value: float) -> Rows:
-    """Returns float64[count, width] to be filled.
-
-    Raises:
-      ModelCallError: main memory does not hold it.
-    """
+    """Returns float64[count, width] to be filled; raises ModelCallError if main memory does not hold it."""
     try:
         return np.full((count, width), fill_value)
     except MemoryError:

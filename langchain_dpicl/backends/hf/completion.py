@@ -1,28 +1,26 @@
-"""Writes texts with a local model, each row its own. Knows no privacy; coins here protect nobody."""
+"""Writes texts with a local model, each row by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from langchain_dpicl.backends.embedded import cut
-from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.batches import Batch, Shape
 from langchain_dpicl.backends.hf.chunks import PrivateRows
-from langchain_dpicl.backends.hf.engine import Engine, no_room
+from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.backends.hf.prompts import Prompts
 from langchain_dpicl.backends.hf.rows import answered
 from langchain_dpicl.backends.hf.sampling import Taste, drawn, likeliest, shares
 from langchain_dpicl.backends.hf.vocabulary import Floats, Ints
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be written.
+    """How texts are written.
 
     Attributes:
       max_tokens: a text ends after this many tokens.
@@ -38,7 +36,7 @@ class Job:
 
 
 class _Text:
-    """One text as it is written; stop strings are found across tokens, and looked for where they can be new."""
+    """One text in progress; stop strings are found across tokens."""
 
     def __init__(self, job: Job, *, eos: int) -> None:
         self._job = job
@@ -75,68 +73,50 @@ def in_private(engine: Engine, reader: Prompts, prompts: Sequence[str], job: Job
 
 
 def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[str]:
-    """Returns one text per PUBLIC row, at the rows' own lengths.
-
-    Raises:
-      ModelCallError: the model failed.
-    """
+    """Returns one text per PUBLIC row, at the rows' own lengths."""
     texts: list[str] = []
     for start in range(0, len(rows), engine.row_batch):
         block = rows[start : start + engine.row_batch]
         steps = min(job.max_tokens, engine.left_after(max(map(len, block))))
         shape = _shape(engine, block, max(steps, 1))
-        texts += _public(engine, lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
+        texts += engine.public(lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
     return texts
 
 
 def generated(
     engine: Engine, rows: Sequence[Sequence[int]], taste: Taste, *, room: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] it is from.
+    """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] that it is drawn from.
 
     It ends where the model's context does, and otherwise never.
     """
     if not rows:
         while True:
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
-    left = engine.left_after(max(map(len, rows)))
-    shape = _shape(engine, rows, room, reach=left)
-    yield from grown(engine, lambda: engine.batch(shape), rows, taste, left=left)
+    remaining = engine.left_after(max(map(len, rows)))
+    shape = _shape(engine, rows, room, reach=remaining)
+    yield from grown(engine, lambda: engine.batch(shape), rows, taste, remaining=remaining)
 
 
 def grown(
-    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, left: int
+    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, remaining: int
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Is `generated`, on batches of another kind.
-
-    Args:
-      engine: runs the model.
-      anew: makes a batch; another one should memory run out half way.
-      rows: what it is to be started with.
-      taste: how tokens are drawn.
-      left: tokens that may be written.
-    """
+    """Yields what `generated` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
     growing = _Growing(engine, anew, rows)
-    raw = _public(engine, growing.start, again=growing.restart)
+    raw = engine.public(growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
-            told = shares(engine.settle(raw), engine.vocabulary)
-        tokens = drawn(told, taste, engine.vocabulary)
-        yield tokens, told
-        left -= 1
-        if left < 0:
+            rows_of_step = shares(engine.settle(raw), engine.vocabulary)
+        tokens = drawn(rows_of_step, taste, engine.vocabulary)
+        yield tokens, rows_of_step
+        remaining -= 1
+        if remaining < 0:
             return
-        raw = _public(engine, lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
+        raw = engine.public(lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
 
 
 class _Growing:
-    """Public rows that grow, and are read anew where memory ran out half way.
-
-    Args:
-      engine: runs the model.
-      anew: makes a batch.
-      rows: what they begin with.
-    """
+    """Public rows that grow; they are read again where memory ran out halfway."""
 
     def __init__(self, engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]]) -> None:
         self._engine = engine
@@ -156,14 +136,14 @@ class _Growing:
         return self._told(lambda batch: batch.step(_moved(self._engine, tokens)))
 
     def restart(self) -> torch.Tensor:
-        """Reads the rows and all that was added in another batch."""
+        """Reads the rows and all added tokens in another batch."""
         states = self.start()
         for tokens in self._added:
             states = self._told(lambda batch, tokens=tokens: batch.step(_moved(self._engine, tokens)))  # type: ignore[misc]
         return states
 
     def _told(self, ask: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
-        """Asks the batch, which is dropped if it fails: it may have read half of it."""
+        """Runs the batch; it is dropped if it fails, as it may have read half of a step."""
         batch, self._batch = self._batch, None
         if batch is None:
             raise MemoryError
@@ -176,38 +156,11 @@ def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: i
     return replace(engine.shape(max(map(len, rows)), room, reach=reach), size=len(rows))
 
 
-def _public(engine: Engine, action: Callable[[], Any], *, again: Callable[[], Any] | None = None) -> Any:
-    """Returns what a public call of the model returns.
-
-    Args:
-      engine: runs the model.
-      action: calls it.
-      again: what to do instead when memory ran out, and those who hold a secret amount of it gave way; None: the same.
-
-    Raises:
-      ModelCallError: it failed.
-    """
-    kind = ""
-    try:
-        with engine.lock, torch.inference_mode():
-            return action()
-    except DPICLError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever a model raises
-        kind = "memory" if is_out_of_memory(error) else type(error).__name__
-    with engine.lock:
-        has_room = kind == "memory" and engine.spare()
-    if has_room:
-        return _public(engine, again or action)
-    engine.free()
-    raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
-
-
 def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: Job, *, steps: int) -> list[str]:
     """Returns one text per row, all written together until the last has ended."""
     texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
-    for left in range(steps, 0, -1):
+    for remaining in range(steps, 0, -1):
         settled = engine.settle(raw)
         if job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
@@ -215,7 +168,7 @@ def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: J
             tokens = drawn(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
         for text, token in zip(texts, tokens.tolist(), strict=True):
             text.add(token)
-        if left == 1 or all(text.has_ended for text in texts):
+        if remaining == 1 or all(text.has_ended for text in texts):
             break
         raw = batch.step(_moved(engine, tokens))
     return [text.read() for text in texts]

@@ -1,9 +1,4 @@
-"""Runs a local model at public shapes, and finds out by public text which shapes keep rows apart. Knows no private row.
-
-Nobody promises that a row of a matrix product keeps its bits whatever stands in the other rows, or wherever it stands.
-So each shape is tried out when it is first used: one public prompt in all places, next to neighbours of every
-length. If a bit moves, rows run one at a time, where there is nothing to move them.
-"""
+"""Runs a local model at public shapes, and tests with public text which shapes keep rows apart."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -21,27 +16,30 @@ import torch
 from langchain_dpicl.backends.hf import cache as caches
 from langchain_dpicl.backends.hf.batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
 from langchain_dpicl.backends.hf.heads import Kind, Told, keeps_apart
-from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, probabilities
+from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, distance, probabilities, tolerance
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 
+# A row of a matrix product may change its bits with the other rows, or with its place. So each shape is tested at its
+# first use: one public prompt in all places, beside neighbours of every length. If a bit changes, rows run one at a
+# time.
+T = TypeVar("T")
+
 BLOCK = 16
-"""Tokens that are already known are read in blocks of this many; the rest one by one, as they would be written."""
+"""Known tokens are read in blocks of this many, the rest one by one, as they would be generated."""
 
 
 class Holder(Protocol):
-    """Holds a secret amount of memory that it can do without."""
+    """Holds a secret amount of memory that it can release."""
 
     def spare(self) -> bool:
-        """Frees it; False if there is nothing to free."""
+        """Releases it; False if there is nothing to release."""
 
 
 _PROBE = 12
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in a model of many layers
 
 
 class Engine:
-    """A model, its candidates, and what was learnt about it.
+    """A model, its candidate tokens, and what tests have shown about it.
 
     Args:
       body: the model.
@@ -67,32 +65,27 @@ class Engine:
         return (RightBatch if shape.is_fast else LeftBatch)(self.body, shape)
 
     def settle(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns float32[rows, width]: the candidates' logits, of a batch's states; see `Reader.settle`."""
+        """Returns float32[rows, width]: the candidates' logits from a batch's states; see `Reader.settle`."""
         return self.reader.settle(self.body.head.logits(states))
 
     def told(self, states: torch.Tensor, kind: Kind) -> Told:
-        """Returns a batch's states, to be read as far as they are asked for."""
+        """Returns a batch's states for lazy reading."""
         return Told(states, self.body.head, self.reader, kind=kind)
 
     @property
     def layout(self) -> type[LeftBatch | RightBatch]:
-        """How rows are padded: the fast way if the model bears it.
-
-        Raises:
-          CapabilityError: it gives no numbers, or answers differently when its prompt is padded.
-          ModelCallError: it failed.
-        """
+        """The padding layout: the fast one if the model supports it."""
         if self._layout is None:
             with self.lock, torch.inference_mode():
-                said = self._failure_of(self._choose_layout)
+                failure = self._failure_of(self._choose_layout)
             self.body.forget()
-            if said:
-                raise ModelCallError(said)
+            if failure:
+                raise ModelCallError(failure)
         return self._layout or LeftBatch
 
     @staticmethod
     def _failure_of(action: Callable[[], None]) -> str:
-        """Says how a public action failed; "" if it did not."""
+        """Returns how a public action failed; "" if it did not."""
         try:
             action()
         except DPICLError:
@@ -102,19 +95,14 @@ class Engine:
         return ""
 
     def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> Shape:
-        """Returns the shape of one row: the fast one if `length` and what may come (`reach`, or `room`) are seen whole.
-
-        Raises:
-          CapabilityError: the model gives no numbers, or answers differently when its prompt is padded.
-          ModelCallError: it failed.
-        """
+        """Returns the shape of one row: fast if `length` and what may come (`reach`, or `room`) fit into the window."""
         window = self.body.facts.window
         is_seen = window is None or length + (room if reach is None else reach) <= window
         is_fast = self.layout is RightBatch and is_seen  # in this order: any layout is learnt before the first row
         return Shape(1, length, room, shared if is_fast and self._shares else (), is_fast=is_fast)
 
     def limit_at(self, shape: Shape) -> int | None:
-        """Returns how many tokens a row of a shape can come to."""
+        """Returns the most tokens of a row of a shape."""
         window = self.body.facts.window if shape.is_fast else None
         return min([limit for limit in (self.limit, window) if limit is not None], default=None)
 
@@ -143,14 +131,14 @@ class Engine:
         self._layout = layout
 
     def _pads_right(self) -> bool:
-        """Whether the fast layout does; with models that do not bear being stopped, without that."""
+        """Whether the fast layout works, if need be without stopping forwards early."""
         if self._pads(RightBatch, shared=0):
             return True
         stopped, self.body.stops = self.body.stops, False
         return stopped and self._pads(RightBatch, shared=0)
 
     def _part_head(self) -> None:
-        """Sets the output layer apart, where it can be."""
+        """Separates the output layer where that is possible."""
         try:
             self.body.head.part(torch.tensor([self._probe(0, 2 * _PROBE)], device=self.body.device))
         except Exception as error:
@@ -158,90 +146,91 @@ class Engine:
                 raise
 
     def _pads(self, layout: type[LeftBatch | RightBatch], *, shared: int) -> bool:
-        """Whether a public prompt is answered as without padding, token by token and in one block."""
+        """Whether a public prompt gets the same answers as without padding, token by token and in one block."""
         ids, tail = self._probe(0, _PROBE), self._probe(1, 3)
-        close = _CLOSE.get(self.body.model.dtype, _CLOSE_LOW)
+        close, settle = tolerance(self.body.model.dtype), self.reader.settle
         try:
             batch = layout(
                 self.body, Shape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
             )
-            found = [batch.start([ids[shared:]])]
+            padded = [batch.start([ids[shared:]])]
             mark = batch.mark()
-            found += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
+            padded += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
             batch.rewind(mark)
-            found.append(batch.many(tail)[:, -1])
+            padded.append(batch.many(tail)[:, -1])
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             return False
-        told = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
-        pairs = zip(found, [*told, told[-1]], strict=True)
-        return all(self._distance(left, right) <= close for left, right in pairs)
+        unpadded = [self._unpadded([*ids, *tail[:count]]) for count in range(len(tail) + 1)]
+        pairs = zip(padded, [*unpadded, unpadded[-1]], strict=True)
+        return all(distance(settle(left), settle(right)) <= close for left, right in pairs)
 
     def _unpadded(self, ids: list[int]) -> torch.Tensor:
         answer = self.body.model(input_ids=torch.tensor([ids], device=self.body.device), use_cache=False)
         logits: torch.Tensor = answer.logits
         return logits[:, -1]
 
-    def _distance(self, left: torch.Tensor, right: torch.Tensor) -> float:
-        """Total variation between two answers; 1 if one of them is none."""
-        shares = [self.reader.settle(raw).softmax(dim=1) for raw in (left, right)]
-        return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))
-
     def _probe(self, number: int, length: int) -> list[int]:
-        """Public ids from all over the vocabulary."""
+        """Returns public ids from all over the vocabulary."""
         keys = self.vocabulary.candidates
         places = (np.arange(length, dtype=np.int64) * 7919 + 104729 * number + 13) % len(keys)
         return [int(id_) for id_ in keys[places]]
 
     def size_for(self, kind: Kind, wanted: int, shape: Shape) -> int:
-        """Returns how many rows run together at a shape: at most `wanted`, public, and learnt once.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+        """Returns how many rows run together at a shape: at most `wanted`, public, and tested once."""
         key = (kind, wanted, shape.length, len(shape.shared))
         if key not in self._sizes:
             with self.lock, torch.inference_mode():
                 self._sizes[key] = self._tried(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
         return self._sizes[key]
 
-    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, found: int) -> None:
-        """Remembers that `found` rows do not fit.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, size: int) -> None:
+        """Remembers that `size` rows do not fit."""
         self.free()
-        if found <= 1:
+        if size <= 1:
             raise ModelCallError(no_room(1))
         key = (kind, wanted, shape.length, len(shape.shared))
         with self.lock, torch.inference_mode():
-            self._sizes[key] = self._tried(kind, (found + 1) // 2, shape)
+            self._sizes[key] = self._tried(kind, (size + 1) // 2, shape)
 
     def free(self) -> None:
-        """Gives back memory that nothing holds."""
+        """Returns unused memory to the device."""
         self.body.forget()
         gc.collect()
         if self.body.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def spare(self) -> bool:
-        """Frees what is held in secret amounts; False if nothing was.
+        """Frees memory that is held in secret amounts; False if there was none.
 
-        Asked for before anything is decided by memory that ran out, so that nothing depends on those amounts.
+        Called before a decision about exhausted memory, so that no decision depends on those amounts.
         """
         spared = [holder.spare() for holder in list(self.holders)]
         if any(spared):
             self.free()
         return any(spared)
 
-    def check_memory(self, shape: Shape) -> None:
-        """Runs public text at a shape.
+    def public(self, action: Callable[[], T], *, again: Callable[[], T] | None = None) -> T:
+        """Runs a public action; if memory ran out and other sessions can free some, runs `again` (None: `action`)."""
+        kind = ""
+        try:
+            with self.lock, torch.inference_mode():
+                return action()
+        except DPICLError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a model raises
+            kind = "memory" if is_out_of_memory(error) else type(error).__name__
+        # Outside the handler: the error's frames hold memory that is to be freed.
+        with self.lock:
+            has_room = kind == "memory" and self.spare()
+        if has_room:
+            return self.public(again or action)
+        self.free()
+        raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
-        Raises:
-          ModelCallError: it does not fit.
-        """
+    def check_memory(self, shape: Shape) -> None:
+        """Runs public text at a shape; raises ModelCallError if it does not fit."""
         with self.lock, torch.inference_mode():
             fits = self._fits(lambda: self._keeps_apart(shape, wherever=False))
         if fits is None:
@@ -252,12 +241,12 @@ class Engine:
             return self._fits(lambda: self._keeps_apart(replace(shape, size=size), wherever=kind == "units"))
 
         while size > 1:
-            found = verdict(size)
-            if found:
+            keeps_apart = verdict(size)
+            if keeps_apart:
                 return size
             self.free()
-            size = (size + 1) // 2 if found is None else 1
-        # Slots that do not fit one by one say so when they run; a secret number of rows may not fail so.
+            size = (size + 1) // 2 if keeps_apart is None else 1
+        # Slots that do not fit one by one raise when they run; a secret number of rows may not raise then.
         if kind == "units" and verdict(1) is None:
             raise ModelCallError(
                 "the model ran out of memory with a single row beside the public prompt's; lower max_prompt_tokens, "
@@ -266,7 +255,7 @@ class Engine:
         return 1
 
     def _fits(self, action: Callable[[], bool]) -> bool | None:
-        """Returns what `action` returns; None if memory ran out, even without what is held in secret amounts."""
+        """Returns the result of `action`; None if memory ran out, even without what is held in secret amounts."""
         while True:
             try:
                 return action()
@@ -282,13 +271,13 @@ class Engine:
         Where the number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
         """
         half = (shape.size + 1) // 2
-        held = self.batch(shape) if wherever else None
+        beside = self.batch(shape) if wherever else None
         return keeps_apart(
-            lambda number: self._answers(shape, half, number, None if number else held), half, wherever=wherever
+            lambda number: self._answers(shape, half, number, None if number else beside), half, wherever=wherever
         )
 
     def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
-        """The bits of every kind of answer, int64[rows, ...], where the prompt stands in one half of the places."""
+        """Returns the bits of every kind of answer, int64[rows, ...], with the prompt in one half of the places."""
         width = shape.length - len(shape.shared)
         probe = self._probe(2, max(1, (2 * width) // 3))
         rows = [
@@ -296,18 +285,18 @@ class Engine:
             for row in range(shape.size)
         ]
         batch = batch or self.batch(shape)
-        told = [batch.start(rows)]
-        told.append(batch.many(self._probe(1, BLOCK))[:, -1])
-        told.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
-        settled = [self.settle(states) for states in told]
+        states = [batch.start(rows)]
+        states.append(batch.many(self._probe(1, BLOCK))[:, -1])
+        states.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
+        settled = [self.settle(one) for one in states]
         ids = self.vocabulary.candidates[:64]
         shares = [torch.from_numpy(probabilities(one, ids)).view(torch.int64) for one in settled]
-        bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*told, *settled)]
+        bits = [one.contiguous().view(torch.uint8).to("cpu", torch.int64) for one in (*states, *settled)]
         return torch.cat([*bits, *shares], dim=1)
 
 
 def no_room(size: int) -> str:
-    """Says that a batch of a public size does not fit."""
+    """Returns the message that a batch of a public size does not fit."""
     if size == 1:
         advice = "a single row; lower max_prompt_tokens, or take a smaller model or dtype"
     else:

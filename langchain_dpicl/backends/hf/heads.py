@@ -1,10 +1,4 @@
-"""A local model's output layer, apart from the model where that changes no bit, and what a batch is told by it.
-
-The output layer is the widest of a model, and most of it is never asked for: private rows are read at the few columns
-that the public row left as candidates. So a batch keeps what goes into that layer, and the layer computes what is asked
-for: the public row alone, private rows at some columns, or all of it. Where a public prompt shows that the layer's own
-answer is not the model's, bit for bit, the model's logits are kept instead. Knows no prompt and no privacy.
-"""
+"""Separates a local model's output layer from the model where that changes no bit, and reads states through it."""
 
 from __future__ import annotations
 
@@ -18,17 +12,21 @@ import torch
 
 from langchain_dpicl.backends.hf.vocabulary import Ints, Reader
 
+# The output layer is the widest of a model, and private rows are read only at the few columns that the public row left
+# as candidates. So a batch keeps the layer's input, and the layer computes what is requested: the public row, private
+# rows at some columns, or all. Where a public prompt shows that the layer's own answer differs from the model's in any
+# bit, the model's logits are kept instead.
 Kind = Literal["slots", "units"]
 """Whether the number of rows is public (a row may depend on its place) or secret (it may not)."""
 
 _FEWEST = 16
-"""Columns that are computed at least; their number is a power of two, so that few shapes are tried out."""
+"""Fewest columns computed; their number is a power of two, so that few shapes need a test."""
 _LOOKED_AT = 2048
-"""Numbers of one place that are looked at before a shape is trusted."""
+"""Numbers of one place that are compared before a shape is trusted."""
 
 
 class Head:
-    """The last layer of a model; until `part` has found that it may stand apart, nothing but the model's logits.
+    """The last layer of a model; until `part` has shown that it can run alone, states are the model's logits.
 
     Args:
       model: a causal model of the transformers package.
@@ -42,26 +40,26 @@ class Head:
 
     @property
     def is_apart(self) -> bool:
-        """Whether `states` returns what goes into the layer."""
+        """Whether `states` returns the layer's input."""
         return self._linear is not None
 
     def part(self, ids: torch.Tensor) -> None:
-        """Stands apart from now on if the layer's answer to PUBLIC ids int64[rows, length] is the model's."""
+        """Runs alone from now on if the layer's answer to PUBLIC ids int64[rows, length] is the model's."""
         linear = _plain_linear(self._model)
         if linear is None:
             return
-        told = self._model(input_ids=ids, use_cache=False).logits
+        logits = self._model(input_ids=ids, use_cache=False).logits
         with _heard(linear) as heard:
             self._model(input_ids=ids, use_cache=False)
         if len(heard) != 1 or heard[0].shape[:2] != ids.shape:
             return
         for tail in _tails(self._model.config.get_text_config(decoder=True)):
-            if _is_same(tail(linear(heard[0])), told):
+            if _is_same(tail(linear(heard[0])), logits):
                 self._linear, self._tail = linear, tail
                 return
 
     def states(self, keep: int, **inputs: Any) -> torch.Tensor:
-        """Runs the model: what goes into the layer, float[rows, keep, size], or logits float[rows, keep, width]."""
+        """Runs the model; returns the layer's input float[rows, keep, size], or logits float[rows, keep, width]."""
         if self._linear is None:
             logits: torch.Tensor = self._model(**inputs).logits
             return logits[:, -keep:]
@@ -84,13 +82,7 @@ class Head:
         return self._tail(logits)
 
     def has_some(self, kind: Kind, states: torch.Tensor, count: int) -> bool:
-        """Whether `count` columns are worth computing by themselves, and keep the rows apart; public, and learnt once.
-
-        Args:
-          kind: whether a row may depend on its place.
-          states: of which the shape and type are looked at.
-          count: columns, rounded up by `rounded`.
-        """
+        """Whether `count` columns are worth computing alone and keep the rows apart; public, and tried out once."""
         if self._linear is None or _is_hooked(self._linear) or not 0 < 2 * count <= self.width:
             return False
         key = (kind, len(states), count)
@@ -99,11 +91,11 @@ class Head:
         return self._tried[key]
 
     def _keeps_apart(self, states: torch.Tensor, count: int, *, wherever: bool) -> bool:
-        """Tries a shape out with made-up states: one in half of the places, beside others, again and again.
+        """Tests a shape with made-up states: one in half of the places, beside others, several times.
 
-        Few columns of one state may keep their bits by luck: as many numbers are looked at, however few the columns.
+        Few columns may keep their bits by luck, so the number of compared numbers is fixed.
         """
-        coins = torch.Generator().manual_seed(0)  # of public numbers, which protect nobody
+        coins = torch.Generator().manual_seed(0)  # draws public numbers
         size, half = len(states), (len(states) + 1) // 2
         ids = torch.arange(count, device=states.device) * (self.width // count)
         for _ in range(max(1, _LOOKED_AT // count)):
@@ -120,15 +112,15 @@ class Head:
 
     @property
     def width(self) -> int:
-        """Columns of the layer; 0 where it is not apart."""
+        """Columns of the layer; 0 where it is not separate."""
         return 0 if self._linear is None else len(self._linear.weight)
 
 
 class Told:
-    """What a batch was told last: read as far as it is asked for, and never shown.
+    """The last states of a batch, read lazily and never shown.
 
     Args:
-      states: what `Head.states` returned for one position, float[size, ...].
+      states: of one position from `Head.states`, float[size, ...].
       head: the output layer.
       reader: turns logits into the candidates'.
       kind: whether a row may depend on its place.
@@ -143,11 +135,11 @@ class Told:
 
     @property
     def device(self) -> torch.device:
-        """Where it stands."""
+        """The device of the states."""
         return self._states.device
 
     def to(self, device: torch.device | str) -> Told:
-        """Returns it on a device."""
+        """Returns the states on a device."""
         return self if self.device == torch.device(device) else self._with(self._states.to(device))
 
     def only(self, places: list[int]) -> Told:
@@ -155,7 +147,7 @@ class Told:
         return self._with(self._states[places])
 
     def spread(self, size: int) -> Told:
-        """Returns one row in all of `size` places: rows are read at the one shape of their batch."""
+        """Returns one row in all of `size` places: rows are read at the shape of their batch."""
         return self._with(self._states.expand(size, -1).contiguous())
 
     def settled(self) -> torch.Tensor:
@@ -165,7 +157,7 @@ class Told:
         return self._settled
 
     def rows(self, places: slice) -> torch.Tensor:
-        """Returns float32[rows, width]: all candidates of some rows, which are computed beside no others."""
+        """Returns float32[rows, width]: all candidates of some rows, computed without the others."""
         if not self._head.is_apart:
             return self.settled()[places]
         return self._reader.settle(self._head.logits(self._states[places]))
@@ -178,8 +170,8 @@ class Told:
             return self.settled().index_select(1, torch.from_numpy(ids).to(self.device))
         padded = np.concatenate([wanted, np.repeat(wanted[:1], count - len(wanted))])
         raw = self._head.some(self._states, torch.from_numpy(padded).to(self.device))
-        told = self._reader.settle_some(raw[:, : len(wanted)], ids)
-        return told.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
+        settled = self._reader.settle_some(raw[:, : len(wanted)], ids)
+        return settled.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
 
     def _with(self, states: torch.Tensor) -> Told:
         return Told(states, self._head, self._reader, kind=self._kind)
@@ -210,13 +202,13 @@ def keeps_apart(answers: Callable[[int], torch.Tensor], half: int, *, wherever: 
 
 @contextmanager
 def _heard(linear: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
-    """Takes what goes into the layer in this thread, and gives the layer no position to work on."""
+    """Captures the layer's input in this thread, and lets the layer run on no position."""
     heard: list[torch.Tensor] = []
     own = threading.get_ident()
 
     def take(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         del module
-        if threading.get_ident() != own:  # the model's owner may be using it elsewhere
+        if threading.get_ident() != own:  # the model may be used elsewhere too
             return None
         heard.append(args[0])
         return (args[0][:, :0], *args[1:])
@@ -229,7 +221,7 @@ def _heard(linear: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
 
 
 def _plain_linear(model: Any) -> torch.nn.Linear | None:
-    """Returns the output layer if it is what it seems: one matrix in one place, called as it was written."""
+    """Returns the output layer if it is one plain matrix on the model's device, called without hooks or wrappers."""
     linear = model.get_output_embeddings()
     if type(linear) is not torch.nn.Linear or is_wrapped(model) or is_wrapped(linear):
         return None
@@ -238,18 +230,18 @@ def _plain_linear(model: Any) -> torch.nn.Linear | None:
 
 
 def _is_hooked(linear: torch.nn.Linear) -> bool:
-    """Whether something is done before or after the layer, such as a norm of its weights."""
+    """Whether hooks run before or after the layer, such as a norm of its weights."""
     return bool(linear._forward_pre_hooks or linear._forward_hooks)  # noqa: SLF001
 
 
 def is_wrapped(module: Any) -> bool:
-    """Whether a module's calls are made by others: compiled, spread over devices, or changed by hooks of a library."""
+    """Whether a module's call is wrapped: compiled, spread over devices, or changed by a library's hooks."""
     is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # noqa: SLF001
     return bool(is_compiled or "forward" in vars(module))
 
 
 def _tails(config: Any) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Yields what models do to their logits, by what their configuration says."""
+    """Yields functions that models apply to their logits, according to their configuration."""
     yield _unchanged
     if cap := getattr(config, "final_logit_softcapping", None):
         yield lambda logits: torch.tanh(logits / cap) * cap

@@ -12,18 +12,18 @@ from langchain_dpicl.backends._standing import NAMELESS, Bench, static, tops_of
 from langchain_dpicl.exceptions import UnsilencableModelError
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""What a module holds of hooks that are given inputs, answers or gradients."""
+"""Attributes of a module that hold hooks on inputs, answers or gradients."""
 
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
 _CALLED_INSTEAD = ("forward", "_compiled_call_impl")
-"""What a module may hold itself, and is called in place of its class's method."""
+"""Instance attributes that replace a method of the module's class."""
 
 _OWN = frozenset({"torch", "transformers", "langchain_dpicl"})
 
 
 class Hooks:
-    """What stands before the forward and the backward of a model and its parts.
+    """Checks the hooks on forward and backward of a model and its parts.
 
     Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names.
 
@@ -38,27 +38,23 @@ class Hooks:
         self.check()
 
     def check(self) -> None:
-        """Looks at the model as it is now.
-
-        Raises:
-          UnsilencableModelError: somebody else's code would see what passes.
-        """
+        """Inspects the model as it is now; raises UnsilencableModelError if foreign code would see private values."""
         parts = list(self._model.modules())
         kinds = {type(part) for part in parts}
-        held = [part for part in parts if _holds_any(vars(part))]
+        hooked = [part for part in parts if _holds_any(vars(part))]
         shared = [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(modules, name, None))]
         changed = [kind for kind in kinds if self._is_changed(kind)]
-        if not (held or shared or changed):
+        if not (hooked or shared or changed):
             return
         bench = Bench(_OWN | tops_of(kinds), is_strict=True, place="torch", named=self._named)
-        for place, value in _standing(held, shared, changed):
+        for place, value in _standing(hooked, shared, changed):
             if culprit := self._culprit(bench, value):
                 raise UnsilencableModelError(_message(type(self._model).__name__, culprit, place))
         for kind in changed:
             self._judged |= {(kind, name): _state(kind, name) for name in _CALLED}
 
     def _is_changed(self, kind: type) -> bool:
-        """Whether the methods of a class are others than those that were looked at."""
+        """Whether a class's methods differ from those that were inspected."""
         for name in _CALLED:
             seen, now = self._judged.get((kind, name), (None, None)), _state(kind, name)
             if seen[0] is not now[0] or seen[1] is not now[1]:  # by identity, as proxies say that they are equal
@@ -66,7 +62,7 @@ class Hooks:
         return False
 
     def _culprit(self, bench: Bench, value: Any) -> str:
-        """Returns who may not stand there; of accelerate's hook objects, which hold no code, by their class."""
+        """Returns the package that may not hook there; accelerate's hook objects hold no code and count by class."""
         if type(value) in {list, tuple}:
             return next(filter(None, (self._culprit(bench, item) for item in value)), "")
         if not callable(value):
@@ -76,8 +72,8 @@ class Hooks:
         return bench.culprit(value)
 
 
-def _holds_any(held: dict[str, Any]) -> bool:
-    return any(held.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
+def _holds_any(attributes: dict[str, Any]) -> bool:
+    return any(attributes.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
 
 
 def _state(kind: type, name: str) -> tuple[Any, Any]:
@@ -85,11 +81,11 @@ def _state(kind: type, name: str) -> tuple[Any, Any]:
     return value, getattr(value, "__code__", None)
 
 
-def _standing(held: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
-    """Yields what has to be judged, and where it stands."""
+def _standing(hooked: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
+    """Yields (place, value) of everything that has to be judged."""
     for hooks in shared:
         yield from (("every module", hook) for hook in list(hooks.values()))
-    for part in held:
+    for part in hooked:
         own, named = vars(part), type(part).__name__
         for name in _HOOKS:
             yield from ((f"{named}.{name.strip('_')}", hook) for hook in list((own.get(name) or {}).values()))
@@ -103,6 +99,6 @@ def _standing(held: list[Any], shared: list[Any], changed: list[type]) -> Iterat
 def _message(model: str, culprit: str, place: str) -> str:
     named = "" if culprit == NAMELESS else f", or, if it keeps nothing, call allow_wrappers({culprit!r}) before"
     return (
-        f"{model} cannot be used in silence: {culprit} stands before {place} and may see the prompts; remove its hooks "
-        f"(handle.remove()) and build the engine after that{named}"
+        f"{model} cannot be used in silence: {culprit} is in the path of {place} and may see the prompts; remove its "
+        f"hooks (handle.remove()) and build the engine after that{named}"
     )

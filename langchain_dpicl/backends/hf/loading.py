@@ -1,9 +1,4 @@
-"""Loads and inspects local models: what is refused, how long they may read, how they end. Knows no prompt.
-
-Everything here is decided from the model, its configuration and the caller's options, and is therefore public. Models
-whose rows depend on the rows beside them are refused by what they are made of: no test on sample inputs proves that a
-scale shared by the batch never matters.
-"""
+"""Loads local models and refuses those whose rows are not independent."""
 
 from __future__ import annotations
 
@@ -21,33 +16,36 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 if TYPE_CHECKING:
     import torch
 
+# Everything here is decided from the model, its configuration and the caller's options, and is therefore public. Models
+# that couple rows are refused by their parts: no test on sample inputs proves that a scale shared by the batch never
+# matters.
 DTYPES = ("float32", "bfloat16", "float16")
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "sequence_classification": "AutoModelForSequenceClassification",
 }
-"""What reads a folder, by what the model is for."""
+"""The class of transformers that reads a folder, by the kind of model."""
 
 _CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 _CAPACITIES = ("expert_capacity", "capacity_factor", "moe_capacity_factor", "expert_capacity_factor")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_num_routed_experts")
 _EXPERT_MODULES = re.compile(r"Moe|MoE|MOE|Expert")
 _RESCALED = ("dynamic", "longrope")
-"""Rotary scalings that look at the longest row of the batch once it passes the original length."""
+"""Rotary scalings that depend on the batch's longest row once it exceeds the original length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is public about a model.
+    """The public facts about a model.
 
     Attributes:
       context: tokens it can read and write together; None: it names no limit.
       window: tokens the narrowest sliding attention sees; None: all attention sees everything.
       width: columns of its logits.
-      reads: ids that it can read.
-      mixes_rows: whether experts gather tokens of all rows, so that it is run one row at a time.
-      ends: the ids with which it says that it has finished, by its own configuration.
+      reads: number of ids that it can read.
+      mixes_rows: whether experts gather tokens of all rows, so that it runs one row at a time.
+      ends: the end-of-text ids of its own configuration.
       takes: the names of its forward's arguments.
     """
 
@@ -65,11 +63,7 @@ def load(
 ) -> tuple[Any, Any]:
     """Returns model and tokenizer, read from a local folder where a path was given.
 
-    An object stays where it is and as it is unless `device` says otherwise.
-    `kind` is what it is for: a key of `AUTO_CLASSES`.
-
-    Raises:
-      ConfigurationError: no such folder, a hub's name, or options that would change the caller's object.
+    An object keeps its device and dtype unless `device` differs. `kind` is a key of `AUTO_CLASSES`.
     """
     _check_installed()
     if dtype is not None and dtype not in DTYPES:
@@ -90,11 +84,7 @@ def load(
 
 
 def _move(model: Any, device: Any) -> None:
-    """Brings a model to a device.
-
-    Raises:
-      ConfigurationError: there is no such device, or no room on it.
-    """
+    """Moves a model to a device; raises ConfigurationError if there is no such device or no room on it."""
     try:
         model.to(device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -108,7 +98,7 @@ def _move(model: Any, device: Any) -> None:
 
 
 def _check_installed() -> None:
-    """Refuses to go on without the extra."""
+    """Refuses to run without the extra `hf`."""
     missing = None
     try:
         import torch
@@ -156,11 +146,7 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
 
 
 def _read(kind: Any, folder: Path, **options: Any) -> Any:
-    """Returns what `kind` reads from a folder, fetching nothing and running none of its code.
-
-    Raises:
-      ConfigurationError: it cannot be read so.
-    """
+    """Returns what `kind` reads from a folder, without fetching files or running the folder's code."""
     try:
         with _no_progress_bars():
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
@@ -193,11 +179,7 @@ def _best_device() -> str:
 
 
 def inspect_model(model: Any) -> Facts:
-    """Returns what is public about a model.
-
-    Raises:
-      CapabilityError: it keeps no cache, is no causal model, or computes one row from others.
-    """
+    """Returns the public facts about a causal model; refuses other kinds, and coupled rows."""
     takes = frozenset(inspect.signature(model.forward).parameters)
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
         raise CapabilityError(
@@ -208,11 +190,7 @@ def inspect_model(model: Any) -> Facts:
 
 
 def inspect_rows(model: Any) -> Facts:
-    """Returns what is public about a model of any kind.
-
-    Raises:
-      CapabilityError: it computes one row from others.
-    """
+    """Returns the public facts about a model of any kind; refuses coupled rows."""
     config = _text_config(model.config)
     takes = frozenset(inspect.signature(model.forward).parameters)
     if reason := _couples(model, config):
@@ -232,13 +210,13 @@ def inspect_rows(model: Any) -> Facts:
 
 
 def _text_config(config: Any) -> Any:
-    found = getattr(config, "get_text_config", None)
-    return found(decoder=True) if callable(found) else config
+    get_text_config = getattr(config, "get_text_config", None)
+    return get_text_config(decoder=True) if callable(get_text_config) else config
 
 
 def _ids(config: Any) -> Iterable[int]:
-    found = getattr(config, "eos_token_id", None)
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    ids = getattr(config, "eos_token_id", None)
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _context(config: Any) -> int | None:
@@ -246,9 +224,9 @@ def _context(config: Any) -> int | None:
     ropes = [getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
     rescaled = [rope for rope in ropes if (rope.get("rope_type") or rope.get("type")) in _RESCALED]
-    found = [rope.get("original_max_position_embeddings") for rope in rescaled]
-    found += [getattr(config, name, None) for name in [*names, *["original_max_position_embeddings"] * bool(rescaled)]]
-    return min([value for value in found if isinstance(value, int) and value > 0], default=None)
+    limits = [rope.get("original_max_position_embeddings") for rope in rescaled]
+    limits += [getattr(config, name, None) for name in [*names, *["original_max_position_embeddings"] * bool(rescaled)]]
+    return min([value for value in limits if isinstance(value, int) and value > 0], default=None)
 
 
 def _window(config: Any) -> int | None:
@@ -266,8 +244,8 @@ def _width(model: Any, config: Any) -> int:
 
 
 def _reads(model: Any, config: Any) -> int:
-    found = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    return found if isinstance(found, int) else int(config.vocab_size)
+    count = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return count if isinstance(count, int) else int(config.vocab_size)
 
 
 def _mixes_rows(model: Any, config: Any) -> bool:
@@ -276,7 +254,7 @@ def _mixes_rows(model: Any, config: Any) -> bool:
 
 
 def _couples(model: Any, config: Any) -> str:
-    """Says what couples the rows of a batch; "" if nothing known does."""
+    """Returns what couples the rows of a batch; "" if nothing known does."""
     import torch
 
     if any(getattr(config, name, None) for name in _CAPACITIES):
@@ -291,13 +269,13 @@ def _couples(model: Any, config: Any) -> str:
 
 
 def _quantised(model: Any, config: Any) -> str:
-    said = "quantisation of activations at run time"
+    reason = "quantisation of activations at run time"
     if any(_is_activation_quantised(parameter) for parameter in model.parameters()):
-        return said
+        return reason
     settings = getattr(config, "quantization_config", None) or getattr(model.config, "quantization_config", None) or {}
     settings = settings if isinstance(settings, dict) else vars(settings)
     dynamic = settings.get("activation_scheme") == "dynamic" or settings.get("load_in_8bit")
-    return said if dynamic or "'dynamic': True" in str(settings.get("config_groups")) else ""
+    return reason if dynamic or "'dynamic': True" in str(settings.get("config_groups")) else ""
 
 
 def _is_activation_quantised(parameter: torch.Tensor) -> bool:

@@ -1,7 +1,4 @@
-"""Prompts as rows of ids: the frame of a chat, what is shared, and how a prompt that is too long is cut. Public rules.
-
-Rows are made inside `guarded`: whatever a text does to a tokenizer, it does to its own row.
-"""
+"""Turns prompts into rows of token ids, with the chat frame, and cuts prompts that are too long."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.backends.rows import guarded
 from langchain_dpicl.exceptions import ConfigurationError
 
+# Rows are made inside `guarded`: whatever a text makes a tokenizer raise is its own row's fault.
 _WORTH_SHARING = 16
-"""A shorter beginning is read with every row: that costs less than to keep it apart."""
+"""A shorter beginning is read with every row, which costs less than caching it."""
 
 
 class Prompts:
@@ -28,11 +26,7 @@ class Prompts:
         self._start = tokens.header or (eos,)
 
     def begun(self, shared: str, *, cap: int) -> tuple[int, ...]:
-        """Returns the ids that all prompts begin with; `shared` is public.
-
-        Raises:
-          ConfigurationError: it leaves no room for a prompt.
-        """
+        """Returns the ids that all prompts begin with; refuses a public text that leaves no room for a prompt."""
         ids = (*self.tokens.header, *self.tokens.encode(shared))
         if len(ids) + len(self.tokens.footer) >= cap:
             raise ConfigurationError(
@@ -43,13 +37,13 @@ class Prompts:
 
     @staticmethod
     def apart(begun: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns how much of the beginning is worth reading once; the last id stays with every row."""
+        """Returns the part of the beginning that is read once for all rows; its last id stays with every row."""
         return begun[:-1] if len(begun) > _WORTH_SHARING else ()
 
     def rows(
         self, prompts: Sequence[str | None], *, shared: str, begun: tuple[int, ...], cap: int
     ) -> list[list[int] | None]:
-        """Returns whole rows, at most `cap` ids each; None where a prompt is none or cannot be read."""
+        """Returns rows of at most `cap` ids each; None where a prompt is None or cannot be read."""
         return [
             None if prompt is None else guarded(lambda prompt=prompt: self._row(prompt, shared, begun, cap))  # type: ignore[misc]
             for prompt in prompts

@@ -1,27 +1,24 @@
-"""Next tokens of PUBLIC prompts, the last two of which are remembered so that a text can be asked for token by token.
-
-No private text comes here: what is kept outlives the call.
-"""
+"""Answers next-token requests for PUBLIC prompts, with a cache of the last two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from langchain_dpicl.backends.hf.batches import Batch, is_out_of_memory
-from langchain_dpicl.backends.hf.engine import BLOCK, Engine, no_room
+from langchain_dpicl.backends.hf.batches import Batch
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine
 from langchain_dpicl.backends.hf.sessions import check_room
-from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.exceptions import ModelCallError
 
 _KEPT = 2
 
 
 @dataclass(slots=True)
 class _Known:
-    """A public prompt: what follows it, and, once it has been continued, the one row that continues it."""
+    """A public prompt: its first answer and, once it has been continued, the row that continues it."""
 
     first: torch.Tensor
     batch: Batch | None = None
@@ -33,8 +30,8 @@ class _Known:
 class PublicAnswers:
     """Answers public prompts.
 
-    The answer to a prompt itself has the bits that a private row of the same text has; further tokens are asked for
-    one row at a time, and agree with rows up to rounding.
+    The answer to a prompt itself has the bits of a private row of the same text; further tokens run in one row, and
+    agree with private rows up to rounding.
 
     Args:
       engine: runs the model.
@@ -51,32 +48,20 @@ class PublicAnswers:
         self._known: dict[tuple[int, ...], _Known] = {}
 
     def settled(self, prompt: Sequence[int], prefix: Sequence[int]) -> torch.Tensor:
-        """Returns float32[1, width]: the candidates after a prompt and a prefix.
-
-        Raises:
-          ConfigurationError: no room for the prefix.
-          ModelCallError: the model failed, or memory ran out.
-        """
+        """Returns float32[1, width]: the candidates' logits after a prompt and a prefix."""
         check_room(self._engine.limit, self._length + len(prefix))
-        with self._engine.lock, torch.inference_mode():
-            found = self._tried(lambda: self._settled(tuple(prompt), list(prefix)))
-        if not bool(found.amax().isfinite()):
+        logits = self._engine.public(lambda: self._answered(tuple(prompt), list(prefix)))
+        if not bool(logits.amax().isfinite()):
             raise ModelCallError("the model gave no numbers for the public prompt; try another dtype")
-        return found
+        return logits
 
-    def _tried(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
-        kind = ""
+    def _answered(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
+        """Answers, and forgets all prompts if that fails: a row may have read half of a step."""
         try:
-            return action()
-        except DPICLError:
+            return self._settled(prompt, prefix)
+        except BaseException:
+            self._known.clear()
             raise
-        except Exception as error:  # noqa: BLE001  whatever a model raises
-            kind = "memory" if is_out_of_memory(error) else type(error).__name__
-        self._known.clear()
-        if kind == "memory" and self._engine.spare():
-            return self._tried(action)
-        self._engine.free()
-        raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
     def _settled(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
         known = self._known.pop(prompt, None) or _Known(self._first(prompt))
@@ -86,7 +71,7 @@ class PublicAnswers:
         return self._continued(known, prompt, prefix) if prefix else known.first
 
     def _first(self, prompt: tuple[int, ...]) -> torch.Tensor:
-        """As a private row of this prompt is computed."""
+        """Computes a prompt in the shape of a private row."""
         engine = self._engine
         shape = engine.shape(self._length, self._room, self._begun)
         size = engine.size_for("units", engine.row_batch, shape)

@@ -1,4 +1,4 @@
-"""Asks a local model about private rows once, chunk by chunk at the public shape. Knows no text and no noise."""
+"""Runs private rows on a local model once, chunk by chunk, at a public shape."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.backends.rows import guarded
 
 Answer = Callable[[Batch, list[list[int]]], Sequence[Any] | Floats]
-"""Takes a new batch and the rows it is to be started with; returns one answer per row."""
+"""Takes a new batch and the rows to start it with; returns one answer per row."""
 
 
 def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None]) -> None:
-    """Puts the answer of every row that has one.
+    """Calls `put` with the answer of every row that has one.
 
-    Where a chunk fails, each of its rows is asked again in its own place, beside empty ones: its bits stay the same.
-
-    Raises:
-      ModelCallError: memory ran out with a single row.
-      UnsilencableModelError: somebody else's hook would see the rows.
+    If a chunk fails, each of its rows runs again in its own place beside empty ones, so that its bits stay the same.
     """
     with engine.lock:
         count = len(private.rows)
@@ -38,7 +34,7 @@ def answered(engine: Engine, private: PrivateRows, answer: Answer, put: Callable
             if fits:
                 place += size
             elif not engine.spare():
-                engine.shrink("units", engine.row_batch, private.shape, found=size)
+                engine.shrink("units", engine.row_batch, private.shape, size=size)
                 place = 0  # all rows are computed at the same size
 
 
@@ -47,7 +43,7 @@ def _put_chunk(
 ) -> bool:
     """Puts the answers of one chunk, or of each of its rows; False if memory ran out for the chunk.
 
-    A row that is asked alone takes no more than its chunk did: if memory runs out then, that row fails.
+    A row alone takes no more memory than its chunk: if memory runs out then, that row fails.
     """
     outcome = guarded(lambda: _put(engine, private, answer, put, members))
     if outcome is None:
@@ -60,18 +56,18 @@ def _put_chunk(
 def _put(
     engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
 ) -> bool:
-    """Puts the answers of rows in their places; False if memory ran out, and raises whatever else goes wrong."""
+    """Puts the answers of rows; False if memory ran out; raises every other error."""
     size = engine.size_for("units", engine.row_batch, private.shape)
     rows = [private.rows[members[place]] if place in members else None for place in range(size)]
     try:
         with torch.inference_mode():
             batch = engine.batch(replace(private.shape, size=size))
-            found = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
+            answers = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
     except Exception as error:
         if is_out_of_memory(error):
             return False
         raise
     for place, row in members.items():
         if rows[place] is not None:
-            put(row, found[place])
+            put(row, answers[place])
     return True

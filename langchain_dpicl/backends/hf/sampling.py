@@ -1,4 +1,4 @@
-"""How a next token is drawn from public or already released rows. Knows no model; the coins protect nobody."""
+"""Draws next tokens from public or released rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Taste:
       temperature: 0 takes the likeliest token.
       top_k: only this many likeliest tokens; None: all.
       top_p: only the likeliest tokens that together have this probability.
-      rng: coins of the sampling.
+      rng: source of the sampling, which protects nobody.
     """
 
     def __init__(self, temperature: float, top_k: int | None, top_p: float, rng: Generator) -> None:
@@ -64,12 +64,12 @@ def likeliest(settled: torch.Tensor, vocabulary: Vocabulary) -> Ints:
 
 
 def drawn(rows: Floats, taste: Taste, vocabulary: Vocabulary) -> Ints:
-    """Returns a token of each row of probabilities by id; the end of the text for a row that failed."""
+    """Returns a token id per row of probabilities; the end of the text for a row that failed."""
     return np.where(rows.any(axis=1), taste.choose(rows), vocabulary.eos)
 
 
 def shares(settled: torch.Tensor, vocabulary: Vocabulary) -> Floats:
-    """Returns float64[rows, ids]: probabilities by id; what is no candidate, and a failed row, is 0."""
+    """Returns float64[rows, ids]: probabilities by id; 0 for other ids than candidates, and in a failed row."""
     out = np.zeros((settled.shape[0], vocabulary.width))
     out[:, vocabulary.candidates] = probabilities(settled, vocabulary.candidates)
     return out

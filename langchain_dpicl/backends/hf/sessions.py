@@ -1,9 +1,4 @@
-"""Private rows on a local model: read once, grown by released tokens, forgotten when closed. Knows no noise.
-
-What a row holds is seen by the model and by nobody else: not by shapes, sizes, errors or the order of the work. Rows
-live in a box that shows nothing. Whatever goes wrong inside is told apart in `_run` and told on from frames that hold
-nothing private.
-"""
+"""Sessions of private rows on a local model: read once, extended by released tokens, dropped when closed."""
 
 from __future__ import annotations
 
@@ -40,14 +35,9 @@ class LocalSession:
         self._limit = engine.limit_at(private.shape)
 
     def public(self) -> NDArray[np.float64]:
-        """Returns float64[V]: next-token logits after the public prompt, in the order of the vocabulary.
-
-        Raises:
-          ConfigurationError: the session is closed, or was opened without a public prompt.
-          ModelCallError: the model gave no numbers for it.
-        """
+        """Returns float64[V]: next-token logits after the public prompt, in the order of the vocabulary."""
         ids = self._engine.vocabulary.candidates
-        row = self._read(lambda told, places: taken(told.rows(places), ids), len(ids), np.nan, public=True)
+        row = self._read(lambda lazy, places: taken(lazy.rows(places), ids), len(ids), np.nan, public=True)
         if row.shape[0] != 1:
             raise ConfigurationError("expected a session with a public prompt, found none; open it with open_full")
         if np.isnan(row).any():
@@ -64,30 +54,26 @@ class LocalSession:
         vocabulary = self._engine.vocabulary
         if columns is None:
             ids = vocabulary.candidates
-            return self._read(lambda told, places: taken(told.settled()[places], ids), len(ids), np.nan)
+            return self._read(lambda lazy, places: taken(lazy.settled()[places], ids), len(ids), np.nan)
         ids = vocabulary.ids(columns)
-        return self._read(lambda told, places: taken(told.some(ids)[places]), len(ids), np.nan)
+        return self._read(lambda lazy, places: taken(lazy.some(ids)[places]), len(ids), np.nan)
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Is `logits`, in a worker thread."""
         return await asyncio.to_thread(self.logits, columns)
 
     def score(self, domain: Sequence[Token]) -> Rows:
-        """Returns float64[rows, d]: probabilities on `domain`; 0 for what is no candidate, and in a failed row."""
+        """Returns float64[rows, d]: probabilities on `domain`; 0 for other keys, and in a failed row."""
         ids, is_known = self._engine.vocabulary.known(domain)
-        # All rows of a chunk are summed at its one shape, which has been tried out.
-        return self._read(lambda told, places: probabilities(told.settled(), ids)[places] * is_known, len(ids), 0.0)
+        # Rows are summed at the shape of their chunk, which has been tested to keep rows apart.
+        return self._read(lambda lazy, places: probabilities(lazy.settled(), ids)[places] * is_known, len(ids), 0.0)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Is `score`, in a worker thread."""
         return await asyncio.to_thread(self.score, domain)
 
     def push(self, token: Token) -> None:
-        """Appends one released token to every row; it is read when the next answer is wanted.
-
-        Raises:
-          ConfigurationError: no token of this model, no room left in its context, or the session is closed.
-        """
+        """Appends one released token to every row; it is read with the next request."""
         with self._engine.lock:
             self._open_work()
             id_ = self._engine.vocabulary.checked(token)
@@ -106,7 +92,7 @@ class LocalSession:
         return self._work
 
     def _read(self, read: Read, width: int, empty: float, *, public: bool = False) -> Rows:
-        """Returns float64[rows, width]: what `read` finds in the private rows, or in the public one."""
+        """Returns float64[rows, width]: the readings of the private rows, or of the public one."""
         with self._engine.lock:
             work = self._open_work()
             self._note_pending(work)
@@ -116,7 +102,7 @@ class LocalSession:
             return out
 
     def _note_pending(self, work: Work) -> None:
-        """Writes down in which steps tokens are read, so that a repetition takes the same ones."""
+        """Records in which steps tokens are read, so that a repetition uses the same steps."""
         pending, self._pending = self._pending, []
         whole = len(pending) - len(pending) % BLOCK
         work.script += [tuple(pending[place : place + BLOCK]) for place in range(0, whole, BLOCK)]

@@ -1,9 +1,4 @@
-"""A local model's tokenizer as plain maps between text, ids and bytes. Knows no model and keeps no text.
-
-Text that is encoded here is always plain text: what looks like a special token in it is broken up first, so that no
-record can end its message or speak as somebody else. The library's own warnings about long texts, which would tell a
-prompt's length, and settings that earlier calls left in the caller's tokenizer, play no part: the encoder is a copy.
-"""
+"""Reads a local model's tokenizer as plain maps between text, ids and bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +10,18 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from langchain_dpicl.backends._tokenizer import byte_alphabet
 from langchain_dpicl.exceptions import ConfigurationError
 
+# Encoded text is always plain text: special tokens in it are broken up, so that no record can end its message or
+# imitate another role. The encoder is a copy: neither the library's warnings about long texts, which would reveal a
+# prompt's length, nor settings of the caller's tokenizer play a part.
 _ANCHORS = ("\n", "|", "a")
-"""Texts put in front of a continuation where a tokenizer would otherwise begin it with a space of its own."""
+"""Texts put before a continuation if the tokenizer would otherwise add a space."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTENT = "zqcontentqz"
-"""Stands for the user's message while the chat template is taken apart."""
+"""Replaces the user's message while the chat template is split."""
 
 
 class TokenizerMaps:
@@ -57,10 +56,10 @@ class TokenizerMaps:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Says which tokenizer this is: equal for equal vocabularies; public."""
+        """A public hash of the tokenizer: equal for equal vocabularies."""
         entries = sorted(self._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
-        said = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        vocabulary = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
+        return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
     @functools.cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -89,7 +88,7 @@ class TokenizerMaps:
         return [id_ for id_ in ids if id_ not in self.markers]
 
     def continued(self, text: str) -> list[int]:
-        """Returns the ids of a text that stands after other text: no space is put before it."""
+        """Returns the ids of a text that follows other text: no space is added before it."""
         if not self._begins_with_space:
             return self.encode(text)
         for anchor in _ANCHORS:
@@ -107,17 +106,17 @@ class TokenizerMaps:
         return b"".join(self.token_bytes[id_] for id_ in self.encode("a")) != b"a"
 
     def _plain(self, text: str) -> Iterator[str]:
-        """Yields a text in pieces none of which holds a special token; broken characters are replaced."""
+        """Yields a text in pieces without special tokens; broken characters are replaced."""
         text = text.encode("utf-8", "replace").decode("utf-8")
         begin = 0
         if self._marker is not None:
-            for found in self._marker.finditer(text):
-                yield text[begin : found.start() + 1]
-                begin = found.start() + 1
+            for marker in self._marker.finditer(text):
+                yield text[begin : marker.start() + 1]
+                begin = marker.start() + 1
         yield text[begin:]
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and after every prompt."""
+        """Returns the ids before and after every prompt."""
         if not self.chat:
             plain, marked = self._ids("a", False), self._ids("a", True)
             before = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
@@ -134,14 +133,14 @@ class TokenizerMaps:
 
     @functools.cached_property
     def answers_after_space(self) -> bool:
-        """Whether the chat template itself separates the answer from what stands before it."""
+        """Whether the chat template ends with white space before the answer."""
         messages = [{"role": "user", "content": _CONTENT}]
         shown = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return str(shown)[-1:].isspace()
 
 
 def _encoder(tokenizer: Any) -> Callable[[str, bool], list[int]]:
-    """Returns what encodes a text, with or without the special tokens that stand around every text."""
+    """Returns what encodes a text, with or without the special tokens around every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text, framed: (
@@ -154,7 +153,7 @@ def _encoder(tokenizer: Any) -> Callable[[str, bool], list[int]]:
 
 
 def _speller(tokenizer: Any) -> Callable[[str], bytes]:
-    """Returns how a token's name is read as bytes."""
+    """Returns the function from a token's name to its bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoders = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     kinds = {one.get("type") for one in _flat(decoders)}
@@ -170,17 +169,8 @@ def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _flat(inner)
 
 
-@functools.cache
-def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes with: printable ones stand for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
 def _spelled_by_byte(name: str) -> bytes:
-    letters = _byte_letters()
+    letters = byte_alphabet()
     return bytes(letters[letter] for letter in name) if all(map(letters.__contains__, name)) else name.encode()
 
 

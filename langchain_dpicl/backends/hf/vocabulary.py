@@ -1,4 +1,4 @@
-"""Which ids of a local model are candidates, and how its raw logits become theirs. Knows no prompt and no privacy."""
+"""Selects a local model's candidate tokens, and turns raw logits into theirs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _SHAVED = 1.0 - 2.0**-40
-"""Keeps the rounding of a sum of probabilities at or below 1."""
+"""Keeps a rounded sum of probabilities at or below 1."""
 
 
 class Vocabulary:
@@ -57,24 +57,20 @@ class Vocabulary:
 
     @functools.cached_property
     def readable(self) -> NDArray[np.bool_]:
-        """bool[candidates]: tokens that are whole characters, and the end of the text."""
+        """bool[candidates]: tokens of whole characters, and the end of the text."""
         spelled = self._tokens.token_bytes
         return np.array([id_ == self.eos or _is_text(spelled[id_]) for id_ in self.keys])
 
     def ids(self, columns: Ints) -> Ints:
-        """Returns the ids of places in the vocabulary.
-
-        Raises:
-          ConfigurationError: a place that is not in it.
-        """
+        """Returns the ids at places of the vocabulary."""
         columns = np.asarray(columns)
         if columns.dtype.kind not in "iu" or not ((columns >= 0) & (columns < len(self.keys))).all():
             raise ConfigurationError(f"expected columns between 0 and {len(self.keys) - 1}, found others")
-        found: Ints = self.candidates[columns]
-        return found
+        ids: Ints = self.candidates[columns]
+        return ids
 
     def known(self, domain: Sequence[Token]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Returns int64[d] ids, and which of them are candidates; what is none has the id of the end."""
+        """Returns int64[d] ids, and which of them are candidates; other keys get the id of the end."""
         if domain is self.keys:
             return self.candidates, np.ones(len(self.keys), bool)
         wanted = np.array([self._place(token) for token in domain], np.int64)
@@ -82,11 +78,7 @@ class Vocabulary:
         return np.where(is_known, wanted, self.eos), is_known
 
     def checked(self, token: Token) -> int:
-        """Returns the id of a token.
-
-        Raises:
-          ConfigurationError: no candidate of this model.
-        """
+        """Returns the id of a token; refuses anything but a candidate of this model."""
         if (place := self._place(token)) < 0:
             raise ConfigurationError(
                 f"expected one of the {len(self.keys)} tokens of this model's vocabulary(), found another value; "
@@ -100,18 +92,18 @@ class Vocabulary:
         return -1
 
 
-def _ends(tokens: TokenizerMaps, facts: Facts, given: Sequence[int] | None) -> tuple[int, ...]:
+def _ends(tokens: TokenizerMaps, facts: Facts, requested: Sequence[int] | None) -> tuple[int, ...]:
     own = [*([] if tokens.eos is None else [tokens.eos]), *facts.ends]
-    found = tuple(dict.fromkeys(int(id_) for id_ in (own if given is None else given)))
-    if not found:
+    ends = tuple(dict.fromkeys(int(id_) for id_ in (own if requested is None else requested)))
+    if not ends:
         raise ConfigurationError(
             "expected a model that can end a text, found no end-of-sequence token in its tokenizer or configuration; "
             "pass eos_token_id=..., the id (or ids) of what it writes last, such as that of a newline"
         )
     size = min(facts.width, facts.reads)
-    if not all(0 <= id_ < size for id_ in found):
-        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(found)}")
-    return found
+    if not all(0 <= id_ < size for id_ in ends):
+        raise ConfigurationError(f"expected eos_token_id between 0 and {size - 1}, found {list(ends)}")
+    return ends
 
 
 def _is_text(spelled: bytes) -> bool:
@@ -136,7 +128,7 @@ class Reader:
         self._moved: dict[torch.device, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def settle(self, raw: torch.Tensor) -> torch.Tensor:
-        """Returns float32[rows, width]: -inf for what cannot follow, all ends in one; a failed row is NaN."""
+        """Returns float32[rows, width]: -inf for other ids than candidates, all ends merged; a failed row is NaN."""
         logits = raw.to(torch.float32, copy=True)
         barred, ends = self._on(logits.device)
         if ends is not None:
@@ -147,19 +139,14 @@ class Reader:
         return logits.masked_fill_(~highest.isfinite(), torch.nan)
 
     def with_ends(self, ids: Ints) -> Ints:
-        """Returns the ids whose raw logits decide those of candidates `ids`: behind them all ends, where they count."""
+        """Returns the ids whose raw logits decide those of candidates `ids`: with all end ids if the end is one."""
         vocabulary = self._vocabulary
         if self._ends is None or not (ids == vocabulary.eos).any():
             return ids
         return np.concatenate([ids, np.array(vocabulary.ends, np.int64)])
 
     def settle_some(self, raw: torch.Tensor, ids: Ints) -> torch.Tensor:
-        """Returns float32[rows, d]: as `settle`, of candidates `ids` alone.
-
-        Args:
-          raw: logits of `with_ends(ids)`.
-          ids: candidates.
-        """
+        """Returns float32[rows, d] as `settle` does, from the logits of `with_ends(ids)`."""
         logits = raw.to(torch.float32, copy=True)
         count = len(ids)
         if logits.shape[1] > count:
@@ -204,3 +191,15 @@ def log_probabilities(settled: torch.Tensor, ids: Any) -> Floats:
 
 def _widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Returns the total variation between two answers, as logits; 1 if one has no numbers."""
+    difference = left.float().softmax(dim=-1) - right.float().softmax(dim=-1)
+    return float(torch.nan_to_num(difference.abs().sum() / 2, nan=1.0))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Returns the distance up to which two ways to compute an answer count as the same."""
+    # 0.15: what rounding to 8 or 11 bits changes in a model of many layers.
+    return 1e-3 if dtype in {torch.float32, torch.float64} else 0.15

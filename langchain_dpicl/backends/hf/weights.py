@@ -1,4 +1,4 @@
-"""Says which weights a model has, for reports and files. All of it is public; knows no text and no prompt."""
+"""Fingerprints the weights of a model, for reports and files."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from typing import Any
 import torch
 
 _LOOKED_AT = 4096
-"""Numbers of each weight that a fingerprint is taken of, evenly spread over it."""
+"""Numbers per weight in a fingerprint, evenly spread over it."""
 _TOLD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def digest(model: Any) -> str:
     """Returns a hash of all weights and buffers of a model, byte for byte."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
             plain = tensor.detach().cpu().contiguous()
-            found.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
-            found.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            total.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+            total.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 def fingerprint(model: Any) -> str:
-    """Returns what tells the weights of a model from others; "" if it cannot be told, as of quantised ones.
+    """Returns a fingerprint of a model's weights; "" where there is none, as for quantised ones.
 
-    Numbers are compared as bfloat16 shows them, so that a model that is read in float32 in one place and in bfloat16 in
-    another is the same one. Names and order play no part, nor whether two parts share a weight: wrappers and versions
-    of libraries change them. Some thousand numbers of each weight are looked at: enough to tell two models apart, and a
-    moment's work for the largest one.
+    Numbers are rounded to bfloat16, so that a model loaded in float32 and in bfloat16 has one fingerprint. Names, order
+    and shared weights do not count, as wrappers and library versions change them.
     """
     weights = list(model.parameters())
     if not weights or any(weight.dtype not in _TOLD or weight.is_meta for weight in weights):
         return ""
     with torch.no_grad():
         each = sorted({_glance(weight) for weight in weights})
-    # Rounded twice, float16 numbers are others: they are told from their like alone.
+    # Rounding float16 to bfloat16 changes numbers: float16 models are compared among themselves only.
     seen_as = "float16" if any(weight.dtype == torch.float16 for weight in weights) else "bfloat16"
     return f"{seen_as}:{hashlib.sha256(b''.join(each)).hexdigest()[:32]}"
 

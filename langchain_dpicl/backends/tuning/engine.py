@@ -1,8 +1,4 @@
-"""Gradients of prompts on a frozen local model: the engine of prompt training. Knows nothing of privacy.
-
-Needs the extra `hf` (torch, transformers). Nothing is downloaded, no code of a model's repository is run, and nothing
-of the model changes. What it keeps: a unit's row depends, bit for bit, on its own examples and on public facts alone.
-"""
+"""Computes gradients of prompts on a frozen local model."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ from langchain_dpicl.backends.tuning.micro import MicroBatches, Read, frozen
 from langchain_dpicl.backends.tuning.probes import check_model
 from langchain_dpicl.backends.tuning.prompted import METHODS, Method, PromptedModel
 from langchain_dpicl.backends.tuning.reading import TaskReader
-from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.backends.tuning.tasks import PromptTask, check_count
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
 
 __all__ = ["PromptEngine"]
@@ -41,7 +37,7 @@ _PEFT_TASKS = {
 }
 
 
-_AGAIN = "the model ran out of memory half-way; the engine takes fewer rows at a time from here on: call again"
+_AGAIN = "the model ran out of memory halfway; the engine runs fewer rows at a time from now on: call again"
 
 
 class PromptEngine:
@@ -90,13 +86,10 @@ class PromptEngine:
     ) -> None:
         if method not in METHODS:
             raise ConfigurationError(f"method: expected one of {list(METHODS)}, found {method!r}")
-        counts = {
-            "num_virtual_tokens": num_virtual_tokens,
-            "micro_batch": micro_batch,
-            "reparameterize": reparameterize,
-        }
-        for option, value in counts.items():
-            _check_count(option, value, may_miss=option == "reparameterize")
+        check_count("num_virtual_tokens", num_virtual_tokens)
+        check_count("micro_batch", micro_batch)
+        if reparameterize is not None:
+            check_count("reparameterize", reparameterize)
         is_folder = isinstance(model, str | os.PathLike)
         dtype = dtype or ("float32" if is_folder else None)
         with torch.inference_mode(mode=False):  # tensors made in that mode can never be part of a gradient
@@ -145,16 +138,7 @@ class PromptEngine:
         return self.reader.tokens.fingerprint
 
     def check(self, parameters: Floats | None = None) -> int:
-        """Tries the micro-batch out with public rows, which otherwise happens at the first call; returns its size.
-
-        Args:
-          parameters: float64[width], public, at which a made-up text has to have a gradient too; None: that is not
-            looked at.
-
-        Raises:
-          ModelCallError: not even one row fits into memory, or the model fails on public rows or has no numbers there.
-          ConfigurationError: parameters of another width.
-        """
+        """Tests the micro-batch with public rows and, at `parameters`, a made-up text's gradient; returns its size."""
         vector = None if parameters is None else self._vector(parameters)
         with self._lock, frozen(self.prompted.model):
             if vector is not None:
@@ -162,28 +146,18 @@ class PromptEngine:
             return self._batches.size()
 
     def initial(self, text: str | None = None) -> Floats:
-        """Returns float64[width], public: parameters of the prompt that some text is.
-
-        Args:
-          text: its tokens, repeated or cut to the prompt's length; None: random tokens of the vocabulary.
-
-        Raises:
-          ConfigurationError: the text has no token.
-        """
-        coins = Generator(PCG64())  # public: what is drawn here protects nobody
+        """Returns public parameters float64[width] of the prompt that a text is; without text, of random tokens."""
+        coins = Generator(PCG64())  # draws public numbers, which protect nobody
         with self._lock, torch.no_grad():
             prompt = self.prompted.written(self._text_ids(text) if text is not None else self._random_ids(coins)).cpu()
             solved = self._folding.solve(prompt, lambda *shape: torch.from_numpy(coins.standard_normal(shape)))
         return np.asarray(solved.float().double().numpy(), dtype=np.float64)
 
     def arrays(self, parameters: Floats) -> dict[str, NDArray[np.float32]]:
-        """Returns the prompt that parameters write, as peft lays it out; a reparameterisation is folded in.
+        """Returns the prompt as peft stores it, with a reparameterisation folded in.
 
         Returns:
           "prompt_embeddings": float32[virtual tokens, embedding], or [virtual tokens, 2 * layers * keys] of a prefix.
-
-        Raises:
-          ConfigurationError: parameters of another width.
         """
         vector = self._vector(parameters)
         with self._lock, torch.no_grad():
@@ -250,27 +224,22 @@ class PromptEngine:
         await asyncio.to_thread(self.gradients, parameters, groups, add=add)
 
     def losses(self, parameters: Floats, examples: Sequence[TrainingExample]) -> Floats:
-        """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read.
-
-        Raises:
-          ModelCallError: the model failed.
-          ConfigurationError: parameters of another width.
-        """
-        vector, found, said = self._vector(parameters), [np.zeros(0)], ""
+        """Returns float64[n]: the losses of PUBLIC examples; NaN where one cannot be read."""
+        vector, parts, fault = self._vector(parameters), [np.zeros(0)], ""
         with self._lock, frozen(self.prompted.model):
             size = self._batches.size()
             try:
                 for chunk in _chunks([examples], size):
                     reads: list[Read | None] = [self._batches.read(example) for example in chunk]
-                    found.append(self._batches.losses(vector, reads))
+                    parts.append(self._batches.losses(vector, reads))
             except DPICLError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever a model raises
-                said = "memory" if is_out_of_memory(error) else type(error).__name__
-        if said:
+                fault = "memory" if is_out_of_memory(error) else type(error).__name__
+        if fault:
             self._batches.free()
-            raise ModelCallError(f"the model failed on a public example: {said}. Check the model and call again.")
-        return np.concatenate(found)
+            raise ModelCallError(f"the model failed on a public example: {fault}. Check the model and call again.")
+        return np.concatenate(parts)
 
     def _vector(self, parameters: Floats) -> torch.Tensor:
         if np.shape(parameters) != (self.width,):
@@ -317,7 +286,7 @@ class PromptEngine:
 
 
 class _Means:
-    """Puts the gradients of examples together to the rows of their units; shows nothing."""
+    """Averages the gradients of examples to the rows of their units; shows nothing."""
 
     def __init__(self, groups: Sequence[Sequence[TrainingExample]], width: int) -> None:
         self._sizes = [len(group) for group in groups]
@@ -326,7 +295,7 @@ class _Means:
         self._sum = np.zeros(width if any(size > 1 for size in self._sizes) else 0)
 
     def hand(self, rows: NDArray[np.float32], add: Callable[[RealRows], None]) -> None:
-        """Takes the gradients of the next examples, and hands over the rows of units that are complete."""
+        """Adds the gradients of the next examples, and hands over the rows of complete units."""
         if not self._seen and all(size == 1 for size in self._sizes[self._place : self._place + len(rows)]):
             self._place += len(rows)
             add(rows)
@@ -360,10 +329,3 @@ def _check_has_gradients(model: Any) -> None:
             f"expected a model whose weights were made outside torch.inference_mode(), found {type(model).__name__} "
             "with weights made in it, which have no gradients; load the model again outside of it"
         )
-
-
-def _check_count(option: str, value: Any, *, may_miss: bool) -> None:
-    if may_miss and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{option}: expected a whole number >= 1, found {value!r}")

@@ -1,8 +1,4 @@
-"""Turns trained parameters into a prompt, and gradients of the prompt into gradients of the parameters. Knows no model.
-
-Plain prompts are their own parameters. A reparameterised one is written by a small network (an embedding per virtual
-token, a layer, tanh, a layer), which training moves instead; it is folded into the prompt before anything is released.
-"""
+"""Turns trained parameters into a prompt, and gradients of the prompt into those of the parameters."""
 
 from __future__ import annotations
 
@@ -11,8 +7,10 @@ from typing import Protocol
 
 import torch
 
+# Plain prompts are their own parameters. A reparameterised prompt is the output of a small network (an embedding per
+# virtual token, a layer, tanh, a layer), which is trained instead and folded into the prompt before a release.
 _AT_ONCE = 2**24
-"""Numbers of per-example gradients of a network that are made at once."""
+"""Numbers of per-example gradients of a network computed at once."""
 
 
 class Folding(Protocol):
@@ -71,13 +69,13 @@ class NetworkFolding:
         self.width = sum(self._sizes)
 
     def fold(self, vector: torch.Tensor) -> torch.Tensor:
-        """Returns what the network writes."""
+        """Returns the network's output."""
         pairs = zip(vector.split(self._sizes), self._shapes, strict=True)
         embeddings, first, first_bias, second, second_bias = [part.view(shape) for part, shape in pairs]
         return torch.tanh(embeddings @ first.T + first_bias) @ second.T + second_bias
 
     def pull(self, vector: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
-        """Returns each row's gradient of the network, some rows at a time, as many as is public."""
+        """Returns each row's gradient of the network, a public number of rows at a time."""
         _, back = torch.func.vjp(self.fold, vector)
         step = max(1, _AT_ONCE // self.width)
         parts = [torch.func.vmap(back)(part)[0] for part in gradients.split(step)]

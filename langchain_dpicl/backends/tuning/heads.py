@@ -1,7 +1,4 @@
-"""The head of a classifier, frozen while a prompt was trained: it goes with the prompt, named as the peft package does.
-
-A head may be nothing but the random numbers that it was made of; without it the prompt says nothing. Public.
-"""
+"""Reads and writes the frozen head of a classifier, named as peft names it."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+# A head may be untrained random numbers: the prompt works with that head only, so it is stored with the prompt.
 Arrays = Mapping[str, NDArray[np.float32]]
 
 _ENDINGS = ("classifier", "score")
-"""How peft finds the parts of a head: by the end of their names."""
+"""Endings of names by which peft finds the parts of a head."""
 _WITHIN = "base_model."
 
 
@@ -25,7 +23,7 @@ def head_of(model: Any) -> dict[str, NDArray[np.float32]]:
 
 
 def has_head(model: Any, head: Arrays) -> bool:
-    """Returns whether a model has this head, in its own precision."""
+    """Whether a model has this head, in its own precision."""
     own = _tensors(model)
     if set(own) != set(head):
         return False
@@ -33,7 +31,7 @@ def has_head(model: Any, head: Arrays) -> bool:
 
 
 def put_head(model: Any, head: Arrays) -> bool:
-    """Gives a model this head; False, and nothing is changed, if its own has other parts."""
+    """Gives a model this head; returns False and changes nothing if its own head has other parts."""
     own = _tensors(model)
     if {name: tuple(tensor.shape) for name, tensor in own.items()} != {name: head[name].shape for name in head}:
         return False

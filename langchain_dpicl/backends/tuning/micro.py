@@ -1,9 +1,4 @@
-"""Runs rows in micro-batches of one public shape: losses, and each row's gradient of its own prompt. Knows no privacy.
-
-Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is the
-row's own. Nobody promises that a row of a matrix product keeps its bits whatever stands in the other rows, so the shape
-is tried out with public rows when it is first used; where bits move, rows run one at a time.
-"""
+"""Computes losses, and each row's gradient of its own prompt, in micro-batches of one public shape."""
 
 from __future__ import annotations
 
@@ -26,14 +21,17 @@ from langchain_dpicl.backends.tuning.prompted import PromptedModel, Rows, stacke
 from langchain_dpicl.backends.tuning.reading import Input, TaskReader
 from langchain_dpicl.exceptions import ModelCallError
 
+# Every row gets a copy of the prompt; one backward pass of the summed loss gives the gradient of every copy, which is
+# the row's own. A row of a matrix product may change its bits with the other rows, so the shape is tested with public
+# rows at its first use; where bits change, rows run one at a time.
 Read = tuple[Input, list[int]]
 _NONE = -100
 """Marks places without a target."""
 _FEWEST_ROUNDS = 6
 _LOOKED_AT = 64
-"""Public rows that are looked at before a size is trusted, and rounds at least."""
+"""Public rows that are compared before a size is trusted, and fewest rounds."""
 _CHECKED = 3
-"""Made-up rows of which one at least must have numbers, whenever it is asked whether the model still works."""
+"""Made-up rows of which at least one must have numbers for the model to count as working."""
 
 
 class MicroBatches:
@@ -58,28 +56,20 @@ class MicroBatches:
         self.length = self.task.max_input_tokens + self._targets - 1
 
     def size(self) -> int:
-        """Returns how many rows run together; public, and learnt once.
-
-        Raises:
-          ModelCallError: the model fails on public rows, or not even one fits into memory.
-        """
+        """Returns how many rows run together; public, and tested once."""
         if self._size is None:
             self._size = self._tried(self._wanted)
         return self._size
 
-    def shrink(self, found: int) -> None:
-        """Remembers that `found` rows do not fit.
-
-        Raises:
-          ModelCallError: not even one row fits into memory.
-        """
+    def shrink(self, size: int) -> None:
+        """Remembers that `size` rows do not fit."""
         self.free()
-        if found <= 1:
+        if size <= 1:
             raise ModelCallError(_NO_ROOM)
-        self._size = self._tried((found + 1) // 2)
+        self._size = self._tried((size + 1) // 2)
 
     def free(self) -> None:
-        """Gives back memory that nothing holds."""
+        """Returns unused memory to the device."""
         gc.collect()
         if self.prompted.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -99,38 +89,34 @@ class MicroBatches:
             return np.asarray(torch.where(fine[:, None], gradients, 0.0).cpu().numpy(), dtype=np.float32)
 
     def check(self, vector: torch.Tensor) -> None:
-        """Takes the gradient of a made-up row; if that has no numbers, of others, always the same ones.
-
-        Raises:
-          ModelCallError: the model fails on one of them, or gives numbers for none.
-        """
-        said = ""
+        """Computes the gradients of made-up rows until one has numbers; raises ModelCallError if none has."""
+        fault = ""
         try:
             tried = (self._taken(vector, [self._public_read(number)])[1] for number in range(1, 1 + _CHECKED))
-            said = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
+            fault = "" if any(bool(fine) for fine in tried) else _NO_NUMBERS
         except Exception as error:  # noqa: BLE001  whatever a model raises
-            said = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
-        if said:
+            fault = _NO_ROOM if is_out_of_memory(error) else f"the model failed on public rows: {type(error).__name__}"
+        if fault:
             self.free()
-            raise ModelCallError(said)
+            raise ModelCallError(fault)
 
     def losses(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float64]:
         """Returns float64[rows]; NaN for a row that is None."""
         with torch.no_grad():
             copies = self.folding.fold(vector)[None].expand(len(reads), -1, -1)
-            found = self._losses(copies, reads).double().cpu().numpy()
-        return np.where([read is not None for read in reads], found, np.nan)
+            losses = self._losses(copies, reads).double().cpu().numpy()
+        return np.where([read is not None for read in reads], losses, np.nan)
 
     def private(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | None:
-        """Is `gradients` of at most `size` rows, the places of the others filled up; None if memory ran out.
+        """Returns `gradients` of at most `size` rows, with empty rows in the other places; None if memory ran out.
 
-        Where a batch fails, each of its rows is asked again in its own place, beside empty ones: the same bits.
+        If a batch fails, each of its rows runs again in its own place beside empty ones, with the same bits.
         """
         size = self.size()
         filled = [*reads, *[None] * (size - len(reads))]
-        found = guarded(lambda: self._unless_full(vector, filled))
-        if found is not None:
-            return found[: len(reads)] if isinstance(found, np.ndarray) else None
+        outcome = guarded(lambda: self._unless_full(vector, filled))
+        if outcome is not None:
+            return outcome[: len(reads)] if isinstance(outcome, np.ndarray) else None
         self.free()
         rows = np.zeros((len(reads), self.folding.width), np.float32)
         for place in range(len(reads)):
@@ -143,19 +129,19 @@ class MicroBatches:
         return rows
 
     def _taken(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns gradients float32[rows, width] as they come, and bool[rows], which of them are numbers."""
+        """Returns gradients float32[rows, width], and bool[rows], which of them are finite."""
         with torch.no_grad():
             prompt = self.folding.fold(vector)
         copies = prompt[None].repeat(len(reads), 1, 1).requires_grad_()
         with torch.enable_grad():
             losses = self._losses(copies, reads)
-            (found,) = torch.autograd.grad(losses.sum(), copies)
+            (of_copies,) = torch.autograd.grad(losses.sum(), copies)
         with torch.no_grad():
-            gradients = self.folding.pull(vector, found)
+            gradients = self.folding.pull(vector, of_copies)
             return gradients, losses.isfinite() & gradients.isfinite().all(dim=1)
 
     def _unless_full(self, vector: torch.Tensor, reads: Sequence[Read | None]) -> NDArray[np.float32] | bool:
-        """Returns gradients; False if memory ran out, and raises whatever else goes wrong."""
+        """Returns gradients; False if memory ran out; raises every other error."""
         try:
             return self.gradients(vector, reads)
         except Exception as error:
@@ -193,22 +179,18 @@ class MicroBatches:
             types=[one.types for one in inputs] if self.reader.has_types else None,
         )
         rows.at = None if causal else torch.tensor([one.at for one in inputs], device=device)
-        told = torch.full((len(reads), self._targets), _NONE, dtype=torch.int64)
+        targets = torch.full((len(reads), self._targets), _NONE, dtype=torch.int64)
         for row, answer in enumerate(answers):
-            told[row, : len(answer)] = torch.tensor(answer, dtype=torch.int64)
-        told = told.to(device)
+            targets[row, : len(answer)] = torch.tensor(answer, dtype=torch.int64)
+        targets = targets.to(device)
         if self._targets > 1:
-            shown = told[:, :-1]
+            shown = targets[:, :-1]
             rows.ids = torch.cat([rows.ids, shown.clamp(min=0)], dim=1)
             rows.mask = torch.cat([rows.mask, shown != _NONE], dim=1)
-        return rows, told
+        return rows, targets
 
     def _tried(self, size: int) -> int:
-        """Returns the largest size up to `size`, halved where memory runs out, whose rows keep their bits.
-
-        Raises:
-          ModelCallError: the model fails on public rows, or not even one fits into memory.
-        """
+        """Returns the largest size up to `size`, halved where memory runs out, whose rows keep their bits."""
         while True:
             verdict = self._verdict(size)
             if verdict == "":
@@ -220,7 +202,7 @@ class MicroBatches:
                 raise ModelCallError(_NO_ROOM if verdict == "memory" else f"the model failed on public rows: {verdict}")
 
     def _verdict(self, size: int) -> str:
-        """Tries a size with public rows; "": it does."""
+        """Tests a size with public rows; returns "" if it works."""
         try:
             return "" if self._keeps_apart(size) or size == 1 else "moves"
         except Exception as error:  # noqa: BLE001  whatever a model raises
@@ -229,16 +211,16 @@ class MicroBatches:
     def _keeps_apart(self, size: int) -> bool:
         """Whether rows keep their bits whatever their neighbours are and wherever they stand.
 
-        A head with few outputs moves only some rows by their place, and each by its last bit alone: so many public rows
-        are looked at, in places and beside others that change from round to round.
+        A head with few outputs changes only some rows by their place, and only in the last bit: so many public rows are
+        compared, in places and with neighbours that change from round to round.
         """
         prompt = self.folding.solve(self._public_prompt(), _ramp).to(self.prompted.device, torch.float32)
         known: dict[int, bytes] = {}
         for order in _orders(size):
-            found = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
-            for number, row in zip(order, found, strict=True):
-                told = hashlib.blake2b(row.tobytes()).digest()
-                if known.setdefault(number, told) != told:
+            rows = self.gradients(prompt, [self._public_read(number) if number else None for number in order])
+            for number, row in zip(order, rows, strict=True):
+                digest = hashlib.blake2b(row.tobytes()).digest()
+                if known.setdefault(number, digest) != digest:
                     return False
         return True
 
@@ -259,9 +241,9 @@ class MicroBatches:
 
 @contextlib.contextmanager
 def frozen(model: Any) -> Iterator[None]:
-    """Takes a model's weights out of all gradients for a while; the flags are put back, the weights never change.
+    """Excludes a model's weights from gradients in the block; their flags are restored, the weights never change.
 
-    Inside, gradients can be taken, also where the caller has switched them off.
+    Gradients can be computed inside even if the caller has switched them off.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.training:
@@ -277,7 +259,7 @@ def frozen(model: Any) -> Iterator[None]:
 
 
 def _orders(size: int) -> Iterator[list[int]]:
-    """Yields which public rows stand in which places, round by round: of twice as many, in orders that differ."""
+    """Yields the order of the public rows in each round: twice as many rows as places, in changing orders."""
     if size == 1:
         yield [1]
         return
@@ -288,7 +270,7 @@ def _orders(size: int) -> Iterator[list[int]]:
 
 
 def _ramp(*shape: int) -> torch.Tensor:
-    """Public numbers of about unit size, without coins."""
+    """Returns fixed public numbers of about unit size."""
     numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
     return torch.sin(numbers * 12.9898 + 4.1414).view(shape)
 

@@ -1,7 +1,4 @@
-"""Tries a model out with public ids before anything private: does it read a prompt, and a padded row as the bare one?
-
-Knows no text and no privacy. What a kind of model cannot do is found here and refused with advice.
-"""
+"""Tests a model with public ids before private work: does it read a prompt, and a padded row like a bare one?"""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ from typing import Any
 import torch
 
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
+from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.tuning.prompted import PROBE, PromptedModel, Rows, stacked
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 
 _PADDING = 5
-_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
-_CLOSE_LOW = 0.15  # of the probability: what rounding to 8 or 11 bits moves in a model of many layers
 
 
 def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs: int | None) -> None:
-    """Runs a model on public ids.
+    """Tests a model with public ids.
 
     Args:
       prompted: the model.
@@ -30,43 +26,45 @@ def check_model(prompted: PromptedModel, *, num_virtual_tokens: int, num_outputs
       CapabilityError: it answers in another form or without numbers, ignores a prompt, or reads it in a way of its own.
       ModelCallError: memory ran out.
     """
-    said = ""
+    fault = ""
     try:
         with torch.no_grad():
-            said = _fault(prompted, num_virtual_tokens, num_outputs)
+            fault = _fault(prompted, num_virtual_tokens, num_outputs)
     except Exception as error:  # noqa: BLE001  whatever a model raises
         if is_out_of_memory(error):
-            said = "memory"
+            fault = "memory"
         else:
-            said = f"which failed on public ids with {type(error).__name__}; take another model, or " + _other(prompted)
-    if said == "memory":
+            fault = f"which failed on public ids with {type(error).__name__}; take another model, or " + _other(
+                prompted
+            )
+    if fault == "memory":
         raise ModelCallError("the model ran out of memory on a single public row; take a smaller model or dtype")
-    if said:
+    if fault:
         kind = type(prompted.model).__name__
         raise CapabilityError(
-            f"expected a model that takes a {prompted.method} as {prompted.kind}, found {kind}, {said}"
+            f"expected a model that takes a {prompted.method} as {prompted.kind}, found {kind}, {fault}"
         )
 
 
 def _fault(prompted: PromptedModel, count: int, num_outputs: int | None) -> str:
-    """Says what is wrong; "" if nothing is."""
+    """Returns what is wrong; "" if nothing is."""
     ids = prompted.public_ids(0, PROBE)
     first, second = (prompted.public_ids(number, count) for number in (1, 2))
     bare = _rows(prompted, ids, PROBE)
-    told = prompted.forward(prompted.written(first)[None], bare)
-    if told.ndim != 3 or told.shape[1] != 1 or (num_outputs is not None and told.shape[2] != num_outputs):
-        found = f"{told.shape[-1]} outputs" if told.ndim == 3 else "an answer of another form"
-        return f"with {found}; take a model of that kind, and labels in the order of its head"
-    if not bool(told.isfinite().all()):
+    logits = prompted.forward(prompted.written(first)[None], bare)
+    if logits.ndim != 3 or logits.shape[1] != 1 or (num_outputs is not None and logits.shape[2] != num_outputs):
+        form = f"{logits.shape[-1]} outputs" if logits.ndim == 3 else "an answer of another form"
+        return f"with {form}; take a model of that kind, and labels in the order of its head"
+    if not bool(logits.isfinite().all()):
         return "whose logits are no numbers: weights are missing or NaN, or the dtype is too narrow; load it again"
-    close = _CLOSE.get(prompted.model.dtype, _CLOSE_LOW)
+    close = tolerance(prompted.model.dtype)
     padded = prompted.forward(prompted.written(first)[None], _rows(prompted, ids, PROBE + _PADDING))
-    if not _distance(told, padded) <= close:
+    if not distance(logits, padded) <= close:
         return "which answers otherwise when a row is padded; take another model, or attn_implementation='sdpa'"
-    if torch.equal(told, prompted.forward(prompted.written(second)[None], bare)):
+    if torch.equal(logits, prompted.forward(prompted.written(second)[None], bare)):
         return f"which ignores it; {_other(prompted)}"
     plain = _plain(prompted, [*first, *ids])
-    if plain is not None and not _distance(told, plain) <= close:
+    if plain is not None and not distance(logits, plain) <= close:
         return f"which reads it otherwise than the same tokens as text; take another model, or {_other(prompted)}"
     return ""
 
@@ -82,7 +80,7 @@ def _rows(prompted: PromptedModel, ids: list[int], length: int) -> Rows:
 
 
 def _plain(prompted: PromptedModel, ids: list[int]) -> torch.Tensor | None:
-    """Returns what the model itself answers to the same tokens as text; None: a prompt is something else there."""
+    """Returns the model's own answer to the same tokens as text; None where a prompt means something else."""
     if prompted.method == "prefix" and not prompted.is_causal:
         return None  # a text's keys and values would also see what stands behind it
     answer: Any = prompted.model(input_ids=torch.tensor([ids], device=prompted.device), return_dict=True)
@@ -90,9 +88,3 @@ def _plain(prompted: PromptedModel, ids: list[int]) -> torch.Tensor | None:
     if prompted.kind == "sequence_classification":
         return logits[:, None]
     return logits[:, -1:] if prompted.is_causal else logits[:, len(ids) - PROBE + PROBE // 2][:, None]
-
-
-def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Total variation between two answers; 1 if one of them is none."""
-    shares = [raw.float().softmax(dim=-1) for raw in (left, right)]
-    return float(torch.nan_to_num((shares[0] - shares[1]).abs().sum() / 2, nan=1.0))

@@ -1,14 +1,4 @@
-"""One forward of a frozen model in which every row has a prompt of its own. Knows no text, no loss and no privacy.
-
-Two kinds of prompts, both as the peft package lays them out:
-
-- a soft prompt stands in front of the row as embeddings, [rows, virtual tokens, embedding];
-- a prefix is the keys and values that the row finds in every layer, [rows, virtual tokens, 2 * layers * width].
-
-Masks and positions are made here, in full, for every row: the library's own short cuts, taken where no row of a batch
-is padded, would let one row decide how others are computed. Rows of a causal model are padded in front, so that all end
-in one place; rows of an encoder behind, because a head reads the first place.
-"""
+"""Runs one forward of a frozen model in which every row has its own prompt."""
 
 from __future__ import annotations
 
@@ -21,17 +11,21 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf.batches import KEEPS
 from langchain_dpicl.backends.hf.hooks import Hooks
 from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import CapabilityError
 
+# Prompts are laid out as in peft: a soft prompt is embeddings before the row, [rows, virtual tokens, embedding]; a
+# prefix is keys and values in every layer, [rows, virtual tokens, 2 * layers * width]. Masks and positions are made
+# here in full for every row: the library's short cuts for unpadded batches would let one row decide how others are
+# computed. Rows of a causal model are padded in front, so that all end in one place; rows of an encoder behind, because
+# a head reads the first place.
 Method: TypeAlias = Literal["soft_prompt", "prefix"]
 
 METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
 PROBE = 7
-"""Tokens of the public rows that a model is tried out with."""
-
-_KEEPS = ("logits_to_keep", "num_logits_to_keep")
+"""Tokens of the public rows that a model is tested with."""
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -40,9 +34,9 @@ class Rows:
 
     Attributes:
       ids: int64[rows, length].
-      mask: bool[rows, length], what is no padding.
+      mask: bool[rows, length], False for padding.
       types: int64[rows, length] types of tokens, where the model knows any.
-      at: int64[rows], the place that is asked about; masked models only.
+      at: int64[rows], the place whose logits are returned; masked models only.
     """
 
     ids: torch.Tensor
@@ -79,7 +73,7 @@ class PromptedModel:
                 f"expected an encoder for {kind!r}, found {type(model).__name__}, which has a decoder too; take a "
                 "model such as BERT or RoBERTa, or a causal model with label words"
             )
-        self._keep = next((name for name in _KEEPS if name in self.facts.takes), None)
+        self._keep = next((name for name in KEEPS if name in self.facts.takes), None)
         with torch.no_grad():
             self.offset = self._found_offset()
             self._shape = self._cache_shape() if method == "prefix" else None
@@ -97,19 +91,19 @@ class PromptedModel:
 
     @property
     def token_dim(self) -> int:
-        """Columns of an embedding or, of a prefix, of one layer's keys: what peft calls so."""
+        """Columns of an embedding or, for a prefix, of one layer's keys; named as in peft."""
         if self._shape is None:
             return int(self.model.get_input_embeddings().weight.shape[1])
         return self._shape[1] * self._shape[2]
 
     @property
     def num_layers(self) -> int:
-        """Layers that a prefix speaks to."""
+        """Layers that a prefix enters."""
         return int(self._config.num_hidden_layers) if self._shape is None else self._shape[0]
 
     @property
     def num_heads(self) -> int:
-        """Heads of the keys or, for a soft prompt, of the attention: what peft calls so."""
+        """Heads of the keys or, for a soft prompt, of the attention; named as in peft."""
         return int(self._config.num_attention_heads) if self._shape is None else self._shape[1]
 
     @property
@@ -119,7 +113,7 @@ class PromptedModel:
 
     @functools.cached_property
     def limit(self) -> int | None:
-        """Tokens that the model can read and write, the prompt among them; None: it names no limit."""
+        """Tokens that the model can read and write, prompt included; None: it names no limit."""
         context = self.facts.context
         limits = [None if context is None else context - (self.offset or 0), self.facts.window]
         return min([limit for limit in limits if limit is not None], default=None)
@@ -136,18 +130,18 @@ class PromptedModel:
           keep: how many of the last places are asked about; causal models only. Of others it is one place: the one at
             `rows.at`, or the head.
         """
-        given = self._inputs(prompts, rows, prompt_mask)
+        arguments = self._inputs(prompts, rows, prompt_mask)
         if self.is_causal:
-            given["use_cache"] = "past_key_values" in given
+            arguments["use_cache"] = "past_key_values" in arguments
             if self._keep:
-                given[self._keep] = keep
-            return _logits(self.model(**given))[:, -keep:]
+                arguments[self._keep] = keep
+            return _logits(self.model(**arguments))[:, -keep:]
         if self.kind == "sequence_classification":
-            return _logits(self.model(**given))[:, None]
-        return self._at(given, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
+            return _logits(self.model(**arguments))[:, None]
+        return self._at(arguments, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
 
     def written(self, ids: Sequence[int]) -> torch.Tensor:
-        """Returns float32[len(ids), dim]: what PUBLIC ids are as a prompt: embeddings, or the keys and values."""
+        """Returns float32[len(ids), dim]: PUBLIC ids as a prompt, embeddings or keys and values."""
         row = torch.tensor([list(ids)], device=self.device)
         with torch.no_grad():
             if self.method == "soft_prompt":
@@ -157,7 +151,7 @@ class PromptedModel:
         return torch.cat(layers, dim=1).float()
 
     def public_ids(self, number: int, length: int) -> list[int]:
-        """Returns public ids from all over the vocabulary; `number` tells several rows apart."""
+        """Returns public ids from all over the vocabulary; different ones for each `number`."""
         barred = getattr(self._config, "pad_token_id", None)  # some models count positions by it
         ids = [(place * 7919 + 104729 * number + 13) % self.facts.reads for place in range(2 * length)]
         return [id_ for id_ in ids if id_ != barred][:length]
@@ -179,25 +173,25 @@ class PromptedModel:
         if self.method == "soft_prompt":
             asked, types = seen, _zeros_before(rows.types, count)
             embedded = self._embedded(rows.ids)
-            given = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
+            arguments = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
         else:
             asked, types = rows.mask, rows.types
-            given = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
-        given |= self._positions(seen, asked.shape[1])
-        given["attention_mask"] = self._bias(seen, asked.shape[1])
+            arguments = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
+        arguments |= self._positions(seen, asked.shape[1])
+        arguments["attention_mask"] = self._bias(seen, asked.shape[1])
         if types is not None and "token_type_ids" in self.facts.takes:
-            given["token_type_ids"] = types
-        return given | {"return_dict": True}
+            arguments["token_type_ids"] = types
+        return arguments | {"return_dict": True}
 
     def _positions(self, seen: torch.Tensor, last: int) -> dict[str, torch.Tensor]:
-        """Returns the positions of the last places of each row, counted over what is no padding."""
+        """Returns the positions of each row's last places, not counting padding."""
         if self.offset is None:
             return {}
         places = (seen.cumsum(dim=1) - 1).clamp_(min=0) + self.offset
         return {"position_ids": places[:, -last:]}
 
     def _bias(self, seen: torch.Tensor, last: int) -> torch.Tensor:
-        """Returns float[rows, 1, last places, all places]: 0 for what a place sees, the lowest number for the rest."""
+        """Returns float[rows, 1, last places, all places]: 0 for visible places, the lowest number for the others."""
         dtype, places = self.model.dtype, seen.shape[1]
         hidden = ~seen[:, None, None, :].expand(-1, 1, last, -1)
         if self.is_causal:
@@ -210,7 +204,7 @@ class PromptedModel:
         """Returns a cache that holds each row's keys and values."""
         layers, heads, size = self._shape or (0, 0, 0)
         split = prompts.to(self.model.dtype).view(*prompts.shape[:2], 2 * layers, heads, size)
-        # Each [rows, heads, virtual tokens, size]; apart at once, as the way back of every index is as long as all.
+        # Each [rows, heads, virtual tokens, size]; one unbind, as the gradient of every index would be as large as all.
         parts = split.permute(2, 0, 3, 1, 4).unbind(0)
         cache: Any = DynamicCache()
         for layer in range(layers):
@@ -220,8 +214,8 @@ class PromptedModel:
     def _pairs(self, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns each layer's keys and values float[1, heads, length, size] of public ids."""
         cache: Any = DynamicCache()
-        given = {"use_cache": True} if self.is_causal else {}
-        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **given)
+        options = {"use_cache": True} if self.is_causal else {}
+        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **options)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _cache_shape(self) -> tuple[int, int, int]:
@@ -246,42 +240,46 @@ class PromptedModel:
         return torch.tensor([self.public_ids(number, PROBE)], device=self.device)
 
     def _found_offset(self) -> int | None:
-        """Returns the position of a row's first token as the model counts; None: it takes none, or in its own way."""
+        """Returns the model's position of a row's first token; None if it takes no positions, or counts differently."""
         if "position_ids" not in self.facts.takes:
             return None
         pad = getattr(self._config, "pad_token_id", None)
         ids = self._probe(0)
-        told = _logits(self.model(input_ids=ids, return_dict=True))
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
         for offset in [0, *([] if pad is None else [int(pad) + 1])]:
             places = torch.arange(ids.shape[1], device=ids.device)[None] + offset
-            found = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
-            if bool(((found - told).abs() <= 1e-4 * told.abs().amax()).all()):
+            logits = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
+            if bool(((logits - expected).abs() <= 1e-4 * expected.abs().amax()).all()):
                 return offset
         return None
 
     def _found_head(self) -> Any:
-        """Returns what a masked model does behind its body, so that it is done in one place only; None: unknown."""
+        """Returns the layers after a masked model's body, to run them at one place only; None if unknown."""
         body = self.model.base_model
         rest = [child for child in self.model.children() if child is not body]
         if body is self.model or len(rest) != 1:
             return None
         ids = self._probe(0)
-        told = _logits(self.model(input_ids=ids, return_dict=True))
-        found = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
-        same = isinstance(found, torch.Tensor) and found.shape == told.shape and torch.allclose(found, told, atol=1e-4)
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
+        logits = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
+        same = (
+            isinstance(logits, torch.Tensor)
+            and logits.shape == expected.shape
+            and torch.allclose(logits, expected, atol=1e-4)
+        )
         return rest[0] if same else None
 
-    def _at(self, given: dict[str, Any], rows: Rows, *, in_front: int) -> torch.Tensor:
+    def _at(self, arguments: dict[str, Any], rows: Rows, *, in_front: int) -> torch.Tensor:
         """Returns the logits float[rows, 1, outputs] at `rows.at`."""
         if rows.at is None:
             raise CapabilityError("expected rows that say which place is asked about, found none")
         places = (rows.at + in_front)[:, None, None]
         if self._head is None:
-            told = _logits(self.model(**given))
-            return told.take_along_dim(places, dim=1)
-        hidden = self.model.base_model(**given).last_hidden_state
-        found: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
-        return found
+            every = _logits(self.model(**arguments))
+            return every.take_along_dim(places, dim=1)
+        hidden = self.model.base_model(**arguments).last_hidden_state
+        logits: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
+        return logits
 
 
 def stacked(
@@ -297,9 +295,9 @@ def stacked(
     ids = torch.full((len(inputs), length), filler, dtype=torch.int64)
     mask = torch.zeros((len(inputs), length), dtype=torch.bool)
     kinds = None if types is None else torch.zeros((len(inputs), length), dtype=torch.int64)
-    for row, given in enumerate(inputs):
-        place = slice(length - len(given), length) if is_causal else slice(0, len(given))
-        ids[row, place] = torch.tensor(given, dtype=torch.int64)
+    for row, row_ids in enumerate(inputs):
+        place = slice(length - len(row_ids), length) if is_causal else slice(0, len(row_ids))
+        ids[row, place] = torch.tensor(row_ids, dtype=torch.int64)
         mask[row, place] = True
         if kinds is not None and types is not None:
             kinds[row, place] = torch.tensor(types[row], dtype=torch.int64)

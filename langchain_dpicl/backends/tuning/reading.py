@@ -1,9 +1,4 @@
-"""Reads texts as the ids a task shows to a model, and the answers it learns. Knows no model, no torch and no privacy.
-
-A text is always plain text: what looks like a special token in it (a mask, an end) is broken up. What is too long loses
-its end, never a word of the template. Spaces in front of a field belong to the field's first token, as tokenizers like
-them; those at the end of a causal template belong to the answer.
-"""
+"""Reads texts as the ids that a task shows to a model, and the answers that it learns."""
 
 from __future__ import annotations
 
@@ -17,8 +12,11 @@ from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 
+# A text is always plain text: special tokens in it are broken up. A text that is too long loses its end, never a word
+# of the template. Spaces before a field belong to the field's first token, as tokenizers expect; those at the end of a
+# causal template belong to the answer.
 _APART = ("a", "b")
-"""Two public texts by which the frame of a tokenizer is found."""
+"""Two public texts that show what a tokenizer adds around them."""
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -38,7 +36,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What a tokenizer puts around one text, or around two: (ids, type) before, between and behind; types of texts."""
+    """What a tokenizer adds around one or two texts: (ids, type) before, between and behind; types of the texts."""
 
     around: tuple[tuple[tuple[int, int], ...], ...]
     types: tuple[int, ...]
@@ -79,7 +77,7 @@ class TaskReader:
         self._check_room()
 
     def input(self, text: str, pair: str | None = None) -> Input:
-        """Returns a text, or a pair, as the model reads it."""
+        """Returns the model's input for a text or a pair."""
         if self.task.kind == "sequence_classification":
             return self._joined(text, pair)
         texts = {"text": text, "pair": pair or ""}
@@ -99,10 +97,10 @@ class TaskReader:
         return Input(ids, [self._frames[False].types[0]] * len(ids), at)
 
     def answer(self, target: str) -> list[int]:
-        """Returns what is learnt: the place of a declared label, or the ids of a text and its end.
+        """Returns the target: the place of a declared label, or the ids of a text and its end.
 
         Raises:
-          ValueError: no declared label; its value is not in the message.
+          ValueError: not a declared label; its value is not in the message.
         """
         if self.eos is None:
             if target not in self.task.labels:
@@ -128,11 +126,11 @@ class TaskReader:
         return self.tokens.encode(text) if is_first else self.tokens.continued(text)
 
     def _joined(self, text: str, pair: str | None) -> Input:
-        """Returns one or two texts in the tokenizer's own frame."""
+        """Returns one or two texts in the tokenizer's frame."""
         frame = self._frames[pair is not None]
         texts = [text] if pair is None else [text, pair]
         if len(texts) >= len(frame.around):
-            texts = [" ".join(texts)]  # the tokenizer joins none
+            texts = [" ".join(texts)]  # the tokenizer does not join texts
         cut = _shared_out([self.tokens.encode(one) for one in texts], self.task.max_input_tokens - len(frame))
         marked = list(frame.around[0])
         for place, ids in enumerate(cut):
@@ -140,21 +138,21 @@ class TaskReader:
         return Input([id_ for id_, _ in marked], [kind for _, kind in marked])
 
     def _cut_template(self) -> tuple[list[tuple[list[int], str | None]], list[str]]:
-        """Returns the template as (ids, field behind them) pairs, and the spaces that each field takes with it."""
+        """Returns the template as (ids, field behind them) pairs, and the spaces that go with each field."""
         literals: list[tuple[list[int], str | None]] = []
         carried: list[str] = []
         for place, (literal, name) in enumerate(self.task.pieces):
-            kept = literal.rstrip(" ") if name is not None or self.task.kind == "causal_lm" else literal
+            shown = literal.rstrip(" ") if name is not None or self.task.kind == "causal_lm" else literal
             encode = self.tokens.continued if place else self.tokens.encode
-            literals.append((encode(kept) if kept else [], name))
-            carried.append(literal[len(kept) :])
+            literals.append((encode(shown) if shown else [], name))
+            carried.append(literal[len(shown) :])
         if not literals or literals[-1][1] is not None:
             literals.append(([], None))  # the answer, or the end, follows right behind a field
             carried.append("")
         return literals, carried
 
     def _single(self, tokenizer: Any) -> _Frame:
-        """Returns what stands around one text; a causal text has no end."""
+        """Returns the frame of one text; a causal text has no end."""
         ids, types = _told(tokenizer, _APART[0])
         text = self.tokens.encode(_APART[0])
         begin = _found(ids, text, 0)
@@ -163,7 +161,7 @@ class TaskReader:
         return _Frame((tuple(marked[:begin]), behind), (types[begin],))
 
     def _double(self, tokenizer: Any) -> _Frame | None:
-        """Returns what stands around two texts; None: the tokenizer joins none."""
+        """Returns the frame of two texts; None if the tokenizer does not join texts."""
         first, second = [self.tokens.encode(text) for text in _APART]
         try:
             ids, types = _told(tokenizer, *_APART)
@@ -179,13 +177,13 @@ class TaskReader:
     def _mask_id(self, tokenizer: Any) -> int:
         if self.task.kind != "masked_lm":
             return 0
-        found = getattr(tokenizer, "mask_token_id", None)
-        if found is None:
+        mask = getattr(tokenizer, "mask_token_id", None)
+        if mask is None:
             raise ConfigurationError(
                 f"expected a tokenizer with a mask for kind {self.task.kind!r}, found {type(tokenizer).__name__} "
                 'without; take the tokenizer of a masked model, or kind "causal_lm"'
             )
-        return int(found)
+        return int(mask)
 
     def _word_id(self, label: str, word: str) -> int:
         """Returns the one token of a label's word."""
@@ -217,26 +215,22 @@ class TaskReader:
 
     def _check_room(self) -> None:
         if self.room < 1:
-            found = self.task.max_input_tokens
+            limit = self.task.max_input_tokens
             raise ConfigurationError(
-                f"max_input_tokens: expected room for a text beside the template, found {found}, of which the template "
-                f"takes {found - self.room}; raise it, or shorten the template"
+                f"max_input_tokens: expected room for a text beside the template, found {limit}, of which the template "
+                f"takes {limit - self.room}; raise it, or shorten the template"
             )
 
 
 def _told(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
     """Returns ids and types of public texts in the tokenizer's frame."""
-    told = tokenizer(*texts, return_token_type_ids=True)
-    ids = list(told["input_ids"])
-    return ids, list(told.get("token_type_ids") or [0] * len(ids))
+    encoded = tokenizer(*texts, return_token_type_ids=True)
+    ids = list(encoded["input_ids"])
+    return ids, list(encoded.get("token_type_ids") or [0] * len(ids))
 
 
 def _found(ids: Sequence[int], text: Sequence[int], begin: int) -> int:
-    """Returns where a text stands among ids.
-
-    Raises:
-      ConfigurationError: it does not.
-    """
+    """Returns the place of a text among ids, or raises ConfigurationError."""
     for place in range(begin, len(ids) - len(text) + 1):
         if list(ids[place : place + len(text)]) == list(text):
             return place
@@ -255,6 +249,6 @@ def _shared_out(texts: Sequence[list[int]], room: int) -> list[list[int]]:
     if len(texts) < 2:
         return [ids[:room] for ids in texts]
     first, second = texts
-    kept = max(room - len(second), (room + 1) // 2)
-    first = first[:kept]
+    share = max(room - len(second), (room + 1) // 2)
+    first = first[:share]
     return [first, second[: room - len(first)]]

@@ -1,7 +1,4 @@
-"""Scores the labels of PUBLIC texts, each read behind a trained prompt of its own. Knows nothing of privacy.
-
-What trained the prompts has released them, and texts that are to be labelled are the caller's own.
-"""
+"""Scores the labels of PUBLIC texts behind trained prompts that have been released."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One PUBLIC text, or pair, and the name of the prompt that it is read behind."""
+    """One PUBLIC text or pair, and the name of its prompt."""
 
     prompt: str
     text: str
@@ -44,14 +41,14 @@ class _Taught:
 
 
 class LabelScorer:
-    """A model that tells labels apart, behind trained prompts of either method and any length.
+    """A model that scores labels behind trained prompts of either method and any length.
 
     Args:
       model: of the transformers package.
       tokenizer: its tokenizer.
       kind: what kind of model it is.
       batch_size: texts that are read together.
-      is_own: whether nobody else holds the model, so that it may be given the head that a prompt was trained with.
+      is_own: whether the model is not shared, so that it may be given the head that a prompt was trained with.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, kind: TaskKind, batch_size: int, is_own: bool) -> None:
@@ -74,21 +71,7 @@ class LabelScorer:
         heads: int | None,
         head: Arrays,
     ) -> str:
-        """Adds a prompt float32[virtual tokens, width]; returns the fingerprint of the tokenizer.
-
-        Args:
-          name: what it is called.
-          method: where it enters.
-          numbers: the prompt.
-          task: what it was trained for.
-          heads: with keys and values, that it was trained for.
-          head: that it was trained with.
-
-        Raises:
-          ConfigurationError: it was trained on another model, or its task does not go with the tokenizer.
-          CapabilityError: the model takes no such prompt.
-          ModelCallError: memory ran out.
-        """
+        """Adds a prompt float32[virtual tokens, width]; returns the fingerprint of the tokenizer."""
         with self._lock:
             prompted = self._prompted.get(method) or PromptedModel(self.model, method=method, kind=self._kind)
             self._check_sizes(name, prompted, numbers, task, heads)
@@ -97,13 +80,13 @@ class LabelScorer:
             check_model(prompted, num_virtual_tokens=len(numbers), num_outputs=outputs)
             reader = TaskReader(self._tokenizer, task)
             words = torch.tensor(reader.word_ids, device=prompted.device) if reader.word_ids else None
-            given = torch.tensor(numbers, device=prompted.device)
+            prompt = torch.tensor(numbers, device=prompted.device)
             self._prompted[method] = prompted
-            self._taught[name] = _Taught(method, given, reader, words)
+            self._taught[name] = _Taught(method, prompt, reader, words)
         return reader.tokens.fingerprint
 
     def weights(self) -> str:
-        """Returns the fingerprint of the model's weights, head included; "" where it cannot be told."""
+        """Returns the fingerprint of the model's weights, head included; "" if there is none."""
         with self._lock:
             return weights.fingerprint(self.model)
 
@@ -112,23 +95,23 @@ class LabelScorer:
     ) -> None:
         """Refuses a prompt that was trained on another model."""
         count, width = numbers.shape
-        said = ""
+        expected = ""
         if width != prompted.dim:
-            said = f"{prompted.dim} numbers per virtual token, found {width}"
+            expected = f"{prompted.dim} numbers per virtual token, found {width}"
         elif prompted.method == "prefix" and heads != prompted.num_heads:
-            said = f"{prompted.num_heads} heads with keys, found {heads}"
+            expected = f"{prompted.num_heads} heads with keys, found {heads}"
         elif prompted.limit is not None and count + task.max_input_tokens > prompted.limit:
-            said = (
+            expected = (
                 f"at most {prompted.limit} tokens, its context, found {count} virtual ones and {task.max_input_tokens}"
             )
-        if said:
+        if expected:
             kind = type(self.model).__name__
             raise ConfigurationError(
-                f"prompt {name!r}: expected, for {kind}, {said}; take the model that it was trained on"
+                f"prompt {name!r}: expected, for {kind}, {expected}; take the model that it was trained on"
             )
 
     def _settle_head(self, name: str, head: Arrays) -> None:
-        """Gives the model the head that its first prompt was trained with, and refuses a prompt of another head."""
+        """Gives the model the head of its first prompt, and refuses prompts of another head."""
         if not head or has_head(self.model, head):
             return
         if not self._is_own or self._taught or not put_head(self.model, head):
@@ -139,37 +122,31 @@ class LabelScorer:
             )
 
     def scores(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """Returns float64[labels] per text: the probability of each label of the prompt's task.
-
-        Texts run together, one forward per `batch_size` of them and method.
-
-        Raises:
-          ModelCallError: the model failed, gave no numbers, or ran out of memory.
-        """
-        found: list[NDArray[np.float64]] = [np.zeros(0)] * len(questions)
+        """Returns float64[labels] per text: the probability of each label, in one forward per batch and method."""
+        rows: list[NDArray[np.float64]] = [np.zeros(0)] * len(questions)
         for method in self._prompted:
             places = [place for place, one in enumerate(questions) if self._taught[one.prompt].method == method]
             for start in range(0, len(places), self._batch_size):
                 block = places[start : start + self._batch_size]
                 answers = self._tried(method, [questions[place] for place in block])
                 for place, answer in zip(block, answers, strict=True):
-                    found[place] = answer
-        return found
+                    rows[place] = answer
+        return rows
 
     def _tried(self, method: Method, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         kind = ""
         try:
             with self._lock, torch.inference_mode():
-                found = self._scored(method, questions)
+                answers = self._scored(method, questions)
         except Exception as error:  # noqa: BLE001  whatever a model raises
             kind = "memory" if is_out_of_memory(error) else type(error).__name__
         if kind == "memory":
             raise ModelCallError(f"the model ran out of memory with {len(questions)} texts; lower batch_size")
         if kind:
             raise ModelCallError(f"the model failed on public texts: {kind}")
-        if not all(np.isfinite(answer).all() for answer in found):
+        if not all(np.isfinite(answer).all() for answer in answers):
             raise ModelCallError("the model gave no numbers for a text; try another dtype or model")
-        return found
+        return answers
 
     def _scored(self, method: Method, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         """Reads texts of one method's prompts in one forward."""
@@ -199,7 +176,7 @@ def _types(read: Sequence[Input]) -> list[list[int]]:
 
 
 def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns prompts of one length, padded behind as a head reads the first place, and which places are no padding."""
+    """Returns prompts padded behind to one length, as a head reads the first place, and their masks."""
     count = max(len(one) for one in prompts)
     padded = torch.stack([torch.nn.functional.pad(one, (0, 0, 0, count - len(one))) for one in prompts])
     lengths = torch.tensor([[len(one)] for one in prompts], device=padded.device)
@@ -207,7 +184,7 @@ def _side_by_side(prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 def _shares(logits: torch.Tensor, words: torch.Tensor | None) -> NDArray[np.float64]:
-    """Returns float64[labels]: probabilities among the labels; NaN where there are no numbers."""
+    """Returns float64[labels]: probabilities among the labels; NaN where the model gives no numbers."""
     chosen = logits if words is None else logits[words]
     shares: NDArray[np.float64] = chosen.cpu().double().softmax(dim=0).numpy()
     return shares

@@ -1,7 +1,4 @@
-"""Rows with prompts of their own on one local model: each prompt is read once and kept. For PUBLIC texts.
-
-Knows ids and numbers only, no text, and nothing of privacy: what trained the prompts has released them.
-"""
+"""Runs PUBLIC texts behind trained prompts of their own on one local model; each prompt is read once and cached."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape
+from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape, ahead, padded
 from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -21,30 +18,32 @@ if TYPE_CHECKING:
     from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 
 Beginning = list[caches.Pair]
-"""Of every layer, keys and values [1, heads, positions, size] of one prompt."""
+"""Keys and values [1, heads, positions, size] of one prompt, by layer."""
 
 
 def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
-    """Returns what a model keeps of virtual tokens float32[positions, width] at the beginning of a text."""
+    """Returns the keys and values of virtual tokens float32[positions, width] at the beginning of a text."""
     layers = caches.roomy_layers(body.config, len(numbers))
-    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
+    embeddings = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
     places = torch.arange(len(numbers), device=body.device)[None]
     cache = caches.cache_of(layers)
     with torch.inference_mode():
-        body.model(inputs_embeds=given, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True)
+        body.model(
+            inputs_embeds=embeddings, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True
+        )
     return [layer.written() for layer in layers]
 
 
 def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
-    """Returns the keys and values that a prefix float32[positions, 2 * layers * heads * size] is, in PEFT's order."""
-    given = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
+    """Returns the keys and values of a prefix float32[positions, 2 * layers * heads * size], in peft's order."""
+    flat = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
     count = len(caches.roomy_layers(body.config, 1))
-    stored = given.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
+    stored = flat.view(len(numbers), count, 2, heads, -1).permute(1, 2, 3, 0, 4)[:, :, None]
     return [(layer[0].contiguous(), layer[1].contiguous()) for layer in stored]
 
 
 class Shelf:
-    """Trained prompts of one model, by name; each is read when it is first used, and kept.
+    """Trained prompts of one model, by name; each is read at its first use, and cached.
 
     Args:
       engine: runs the model.
@@ -69,20 +68,19 @@ class Shelf:
         self._read: dict[str, Beginning] = {}
 
     def put(self, name: str, method: str, numbers: NDArray[np.float32], *, heads: int) -> None:
-        """Adds a prompt float32[positions, width].
-
-        Raises:
-          ConfigurationError: it was trained on another model.
-        """
+        """Adds a prompt float32[positions, width]; refuses one that was trained on another model."""
         width = int(self._body.model.get_input_embeddings().weight.shape[1])
-        found: object = numbers.shape[1]
+        width_found: object = numbers.shape[1]
         if method == "prefix":
             layers, (_, own, _, size) = len(self._shapes), self._shapes[0]
-            width, found = 2 * layers * own * size, found if heads == own else f"{found} of {heads} heads"
-        if found != width or len(set(self._shapes)) > 1:
+            width, width_found = (
+                2 * layers * own * size,
+                width_found if heads == own else f"{width_found} of {heads} heads",
+            )
+        if width_found != width or len(set(self._shapes)) > 1:
             raise ConfigurationError(
                 f"prompt {name!r}: expected {width} numbers per virtual token, as {type(self._body.model).__name__} "
-                f"takes them, found {found}; take the model that it was trained on"
+                f"takes them, found {width_found}; take the model that it was trained on"
             )
         if method == "prefix":
             self._made[name] = lambda: from_prefix(self._body, numbers, heads=heads)
@@ -97,7 +95,7 @@ class Shelf:
 
 
 class PromptedBatch(RightBatch):
-    """Rows that begin with prompts of their own, of any lengths; padding stands behind a short prompt, unseen.
+    """Rows that begin with prompts of different lengths; the padding behind short prompts is masked.
 
     Args:
       body: the model.
@@ -113,24 +111,20 @@ class PromptedBatch(RightBatch):
         """Reads the rows behind their prompts: all but each row's last token at once, the last ones as a step."""
         begun, counts = self._take(self._begin())
         device, width = self._body.device, self._shape.length
-        ids = np.full((len(rows), width), self._body.filler, np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = row
-        given = torch.from_numpy(ids).to(device)
-        ends = torch.tensor([[len(row) - 1] for row in rows], device=device)
+        ids, lengths = (torch.from_numpy(array).to(device) for array in padded(rows, width, self._body.filler))
+        ends = lengths[:, None] - 1
         if width > 1:
             places = torch.arange(width - 1, device=device)[None]
-            ahead = torch.ones((width - 1, width - 1), dtype=torch.bool, device=device).triu_(1)
             mask = self._mask[..., : begun + width - 1].repeat(1, 1, width - 1, 1)
-            mask[..., begun:].masked_fill_(ahead, self._body.lowest)
-            self._body.forward(given[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
+            mask[..., begun:].masked_fill_(ahead(width - 1, device), self._body.lowest)
+            self._body.forward(ids[:, :-1], self._cache, attention_mask=mask, position_ids=counts + places)
             self._mask[:, 0, 0, begun : begun + width - 1].masked_fill_(places >= ends, self._body.lowest)
         self._used = begun + width - 1
         self._positions = counts + ends
-        return self.step(given.gather(1, ends)[:, 0])
+        return self.step(ids.gather(1, ends)[:, 0])
 
     def _take(self, beginnings: Sequence[Beginning]) -> tuple[int, torch.Tensor]:
-        """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] everyone's."""
+        """Puts the prompts into the cache; returns the longest one's positions, and int64[rows, 1] all lengths."""
         device, shape = self._body.device, self._shape
         counts = torch.tensor([[one[0][0].shape[-2]] for one in beginnings], device=device)
         begun = int(counts.max())
@@ -144,7 +138,7 @@ class PromptedBatch(RightBatch):
 
 
 def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
-    """Returns the prompts of all rows, of one length: short ones have zeros behind them."""
+    """Returns the prompts of all rows, padded with zeros to one length."""
 
     def whole(layer: int, part: int) -> torch.Tensor:
         stored = [one[layer][part] for one in beginnings]
@@ -154,5 +148,5 @@ def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
 
 
 def parts_of(backend: HuggingFaceBackend) -> tuple[Engine, Any]:
-    """Returns what runs the model of an engine, and its tokenizer."""
-    return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  rooms of the same house
+    """Returns the runner of an engine's model, and its tokenizer."""
+    return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  parts of one engine

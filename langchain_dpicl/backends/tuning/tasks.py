@@ -1,7 +1,4 @@
-"""What a prompt is trained for: how a text is shown to the model, and where the answer stands. Public; no torch here.
-
-Knows no tokenizer and no record: whether a word is one token is found out by what reads the task (see `reading`).
-"""
+"""Defines what a prompt is trained for: how a text is shown to the model, and where the answer is."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
 _KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 _MOST = {"text": 1, "pair": 1, "mask": 1}
 _WORDS = "words (verbalizers=)"
-"""What they are called here, and by the option of a trainer."""
+"""The name here, and the trainer's option."""
 _SPOKEN = re.compile(r"\S")
 
 
@@ -65,7 +62,7 @@ class PromptTask:
         for name in ("labels", "words"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("max_input_tokens", "max_target_tokens"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         self._check_template()
         self._check_labels()
 
@@ -138,7 +135,7 @@ class PromptTask:
 
 
 def _pieces(template: str) -> Pieces:
-    """Returns a template taken apart; `{{` and `}}` are braces."""
+    """Returns the parsed template; `{{` and `}}` are braces."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -161,7 +158,8 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
+    """Refuses anything but a whole number >= 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _fault(name, "a whole number >= 1", value)
 

@@ -46,7 +46,7 @@ def report(
     try:
         SilentEmbeddings(stock(served))
     except UnsilencableModelError as refused:
-        found["refused"] = re.search(r": ([\w.]+) stands before", str(refused)).group(1)  # type: ignore[union-attr]
+        found["refused"] = re.search(r": ([\w.]+) is in the path of", str(refused)).group(1)  # type: ignore[union-attr]
     sent()
     with inside():
         texts = [Hidden(RECORD)]

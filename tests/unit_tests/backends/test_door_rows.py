@@ -109,7 +109,7 @@ class TestConnections:
             assert ask(model, TARGET) == Reply(fault="content")
             assert [said(model, "second"), said(model, "third")] == ["second", "third"]
             detail = ask(model, TARGET, "text").detail
-            assert detail == f"an interim reply in the place of an answer (HTTP {status})"
+            assert detail == f"an interim reply instead of an answer (HTTP {status})"
 
     def test_a_body_that_ends_early_is_no_answer(self) -> None:
         def answer(talk: Any, _: bytes) -> None:

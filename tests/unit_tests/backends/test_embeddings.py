@@ -579,7 +579,7 @@ class TestInstrumentation:
     def test_a_known_recorder_around_a_method_is_refused(self, way: str) -> None:
         kind, recorder = mine(), known()
         kind.embed_documents = getattr(recorder, way)(kind.embed_documents)
-        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\.embed_documents"):
+        with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Mine\.embed_documents"):
             silent(kind())
         assert recorder.seen == []
 
@@ -624,7 +624,7 @@ class TestInstrumentation:
         made = silent(stock(openai_embeddings))
         monkeypatch.setattr(owner, method, recorder.by_wrapt(vars(owner)[method]))
         openai_embeddings.clear()
-        with pytest.raises(UnsilencableModelError, match=rf"stands before \w*Embeddings\.{method}"):
+        with pytest.raises(UnsilencableModelError, match=rf"is in the path of \w*Embeddings\.{method}"):
             silent(stock(openai_embeddings))
         assert made.rows(hidden(RECORD)).tolist() == [ZEROS]
         assert recorder.seen == []

@@ -520,7 +520,7 @@ class TestVerbalizers:
 
     @pytest.mark.parametrize("kind", ["first tokens", "first tokens of a vocabulary"])
     def test_that_no_first_token_tells_apart_are_refused(self, kind: str) -> None:
-        with pytest.raises(ConfigurationError, match="first tokens tell the labels apart"):
+        with pytest.raises(ConfigurationError, match="first tokens distinguish the labels"):
             LabelRows(ENGINES[kind](), [[" cas"], [" cash"]], calibrate=False)
 
     def test_text_votes_are_not_calibrated(self) -> None:

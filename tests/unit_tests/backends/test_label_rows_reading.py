@@ -249,7 +249,7 @@ class TestTokensOfBytes:
         ids=repr,
     )
     def test_labels_that_no_first_word_tells_apart_are_refused(self, labels: list[list[str]]) -> None:
-        with pytest.raises(ConfigurationError, match=r"first tokens tell the labels apart.*votes=.text."):
+        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*votes=.text."):
             tokens_of_bytes(labels)
 
     @pytest.mark.parametrize("labels", [[["(A)"], ["(B)"]], [["top up"], ["to pay", "pay"]], [["カード"], ["現金"]]])

@@ -209,9 +209,9 @@ class TestInstrumentedMethods:
         model, owner = stock(name), located(path)
         silent = silence(model)
         monkeypatch.setattr(owner, method, Recorder().by_wraps(vars(owner)[method]))
-        with pytest.raises(UnsilencableModelError, match=f"{THEIRS} stands before .*{owner.__name__}.{method}"):
+        with pytest.raises(UnsilencableModelError, match=f"{THEIRS} is in the path of .*{owner.__name__}.{method}"):
             silence(model)
-        assert f"{THEIRS} stands before" in silent.trouble()
+        assert f"{THEIRS} is in the path of" in silent.trouble()
         monkeypatch.undo()
         assert silent.trouble() == ""
         assert silence(model).trouble() == ""
@@ -222,7 +222,7 @@ class TestInstrumentedMethods:
         model = made(kind)
         monkeypatch.setattr(kind, "_generate", getattr(recorder, way)(vars(kind)["_generate"]))
         with pytest.raises(
-            UnsilencableModelError, match=r"^Mine cannot be called in silence: langfuse stands before Mine\._"
+            UnsilencableModelError, match=r"^Mine cannot be called in silence: langfuse is in the path of Mine\._"
         ):
             silence(model)
         assert recorder.seen == []
@@ -242,9 +242,9 @@ class TestInstrumentedMethods:
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert await silent.aask(request(), retry=ONCE) == Reply(fault="content")
         for ask in (silent.ask, backend._calls.model.ask):
-            with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
+            with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Mine\._generate"):
                 ask(request("hello", "kind"), retry=ONCE)
-        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
+        with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Mine\._generate"):
             await silent.aask(request("hello", "text"), retry=ONCE)
         assert (recorder.seen, len(model.seen)) == ([], asked)
         monkeypatch.undo()
@@ -281,23 +281,23 @@ class TestInstrumentedMethods:
         """As LangSmith's wrap_openai does it, and as tests do it."""
         model = offline_chat()
         model.client.create = traceable(model.client.create)
-        with pytest.raises(UnsilencableModelError, match=r"langsmith stands before Completions\.create"):
+        with pytest.raises(UnsilencableModelError, match=r"langsmith is in the path of Completions\.create"):
             silence(model)
         mine = made(fresh())
         vars(mine)["_generate"] = known().by_replacement(mine._generate)
-        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Mine\._generate"):
+        with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Mine\._generate"):
             silence(mine)
 
     def test_inherited_from_langchain_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         silent = silence(made(fresh()))
         monkeypatch.setattr(BaseChatModel, "_agenerate", Recorder().by_wrapt(BaseChatModel._agenerate))
-        assert f"{THEIRS} stands before BaseChatModel._agenerate" in silent.trouble()
+        assert f"{THEIRS} is in the path of BaseChatModel._agenerate" in silent.trouble()
 
     def test_put_over_an_inherited_one_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kind = fresh()
         silent = silence(made(kind))
         monkeypatch.setattr(kind, "_agenerate", known().by_wraps(kind._agenerate), raising=False)
-        assert "langfuse stands before Mine._agenerate" in silent.trouble()
+        assert "langfuse is in the path of Mine._agenerate" in silent.trouble()
 
     def test_that_cannot_be_looked_into_are_refused_where_prompts_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Locked:
@@ -312,7 +312,9 @@ class TestInstrumentedMethods:
         Locked.__module__ = "somewhere.else"
         model = made(fresh())
         monkeypatch.setattr(BaseChatModel, "_agenerate", Locked())
-        with pytest.raises(UnsilencableModelError, match=r"somewhere\.else stands before BaseChatModel\._agenerate"):
+        with pytest.raises(
+            UnsilencableModelError, match=r"somewhere\.else is in the path of BaseChatModel\._agenerate"
+        ):
             silence(model)
 
     @pytest.mark.parametrize("what", [traceable(lambda text: text), MagicMock()], ids=["langsmith", "mock"])
@@ -320,9 +322,9 @@ class TestInstrumentedMethods:
         kind = fresh()
         silent = silence(made(kind))
         kind.helper = what  # type: ignore[attr-defined]
-        with pytest.raises(UnsilencableModelError, match=r"(langsmith|unittest) stands before Mine\.helper"):
+        with pytest.raises(UnsilencableModelError, match=r"(langsmith|unittest) is in the path of Mine\.helper"):
             silence(made(kind))
-        assert "stands before Mine.helper" in silent.trouble()
+        assert "is in the path of Mine.helper" in silent.trouble()
 
     def test_of_the_http_client_are_refused_but_those_that_see_no_bodies(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Below that, what users put in is theirs: transports, recorders for tests, hooks."""
@@ -331,16 +333,16 @@ class TestInstrumentedMethods:
         sentry = types.FunctionType(client.send.__code__, {"__name__": "sentry_sdk.integrations.http"})
         silent = silence(model)
         monkeypatch.setattr(client, "send", Recorder().by_wraps(client.send))
-        assert f"{THEIRS} stands before" in silent.trouble()
+        assert f"{THEIRS} is in the path of" in silent.trouble()
         monkeypatch.setattr(client, "send", traceable(client.send))
-        assert "langsmith stands before Client.send" in silent.trouble()
+        assert "langsmith is in the path of Client.send" in silent.trouble()
         monkeypatch.setattr(client, "send", sentry)
         assert silent.trouble() == ""
         monkeypatch.setattr(_wrapper_rules, "_version", lambda _: (3, 0))
-        assert "sentry_sdk.integrations.http stands before" in _preflight._look(model).trouble
+        assert "sentry_sdk.integrations.http is in the path of" in _preflight._look(model).trouble
         monkeypatch.undo()
         model.root_client._client.send = Recorder().by_replacement(model.root_client._client.send)
-        assert f"{THEIRS} stands before" in silent.trouble()
+        assert f"{THEIRS} is in the path of" in silent.trouble()
 
     def test_of_an_sdk_of_another_make_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its classes are of an installed distribution, known here or not."""
@@ -350,7 +352,7 @@ class TestInstrumentedMethods:
         silent = silence(model)
         assert silent.trouble() == ""
         monkeypatch.setattr(sdk.Models, "generate_content", Recorder().by_wraps(sdk.Models.generate_content))
-        assert f"{THEIRS} stands before Models.generate_content" in silent.trouble()
+        assert f"{THEIRS} is in the path of Models.generate_content" in silent.trouble()
 
     def test_of_any_package_but_a_known_recorder_are_accepted_where_the_operator_names_it(
         self, monkeypatch: pytest.MonkeyPatch
@@ -366,7 +368,7 @@ class TestInstrumentedMethods:
         assert silence(offline_chat()).ask(request(), retry=ONCE).answer is not None
         assert THEIRS in early.trouble(), "models that were built before go by what was named then"
         monkeypatch.setattr(Completions, "create", known().by_wrapt(Completions.create))
-        with pytest.raises(UnsilencableModelError, match="langfuse stands before"):
+        with pytest.raises(UnsilencableModelError, match="langfuse is in the path of"):
             silence(offline_chat())
 
     def test_of_a_class_with_the_name_of_the_http_client_s_base_are_refused(self) -> None:
@@ -378,7 +380,7 @@ class TestInstrumentedMethods:
         mine = made(fresh())
         vars(mine)["client"] = BaseClient()
         with pytest.raises(
-            UnsilencableModelError, match=r"sentry_sdk\.integrations\.http stands before BaseClient\.send"
+            UnsilencableModelError, match=r"sentry_sdk\.integrations\.http is in the path of BaseClient\.send"
         ):
             silence(mine)
 
@@ -412,25 +414,25 @@ class TestRecordersThatAreClasses:
     def test_models_are_refused(self, is_derived: bool) -> None:
         kind = of("langfuse.langchain", ScriptedChat)
         kind = type("Mine", (kind,), {"__module__": __name__}) if is_derived else kind
-        with pytest.raises(UnsilencableModelError, match=f"langfuse stands before {kind.__name__}"):
+        with pytest.raises(UnsilencableModelError, match=f"langfuse is in the path of {kind.__name__}"):
             silence(made(kind))
 
     @pytest.mark.parametrize("attributes", [{}, {"post": openai.OpenAI.post}], ids=["empty", "with a method"])
     def test_clients_are_refused(self, attributes: dict[str, Any]) -> None:
-        with pytest.raises(UnsilencableModelError, match="langfuse stands before Theirs"):
+        with pytest.raises(UnsilencableModelError, match="langfuse is in the path of Theirs"):
             silence(offline_chat(of("langfuse.openai", openai.OpenAI, **attributes)))
 
     @pytest.mark.parametrize("client", [of("portkey_ai.api")(), MagicMock()], ids=["portkey_ai", "unittest"])
     def test_clients_of_no_known_sdk_are_refused(self, request: pytest.FixtureRequest, client: Any) -> None:
         model = made(fresh())
         vars(model)["client"] = client
-        with pytest.raises(UnsilencableModelError, match=f"{request.node.callspec.id} stands before"):
+        with pytest.raises(UnsilencableModelError, match=f"{request.node.callspec.id} is in the path of"):
             silence(model)
 
     def test_http_clients_are_refused(self) -> None:
         model = offline_chat()
         model.root_client._client = of("logfire.http", http().Client)()
-        with pytest.raises(UnsilencableModelError, match="logfire stands before Theirs"):
+        with pytest.raises(UnsilencableModelError, match="logfire is in the path of Theirs"):
             silence(model)
 
     @pytest.mark.parametrize("place", ["transport", "inside another", "mounts"])
@@ -439,7 +441,9 @@ class TestRecordersThatAreClasses:
         outer = of("mine", http().BaseTransport)()
         outer.inner = theirs
         given = {"transport": theirs, "inside another": outer, "mounts": {"https://": theirs}}[place]
-        with pytest.raises(UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx stands before Theirs"):
+        with pytest.raises(
+            UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx is in the path of Theirs"
+        ):
             silence(offline_chat(**{"mounts" if place == "mounts" else "transport": given}))
         outer.inner = None
         assert silence(offline_chat(mounts={"https://": outer})).trouble() == ""
@@ -449,7 +453,7 @@ class TestRecordersThatAreClasses:
         silent, mounts = silence(model), model.root_client._client._mounts
         assert silent.trouble() == ""
         mounts["https://"] = of("opentelemetry.instrumentation.httpx", http().BaseTransport)()
-        assert "opentelemetry.instrumentation.httpx stands before Theirs" in silent.trouble()
+        assert "opentelemetry.instrumentation.httpx is in the path of Theirs" in silent.trouble()
         mounts.clear()
         assert silent.trouble() == ""
 
@@ -461,7 +465,7 @@ def a_users_hook(request: Any) -> None:
 class TestHooksOfTheHTTPClient:
     def test_of_users_are_accepted_and_of_recorders_refused(self) -> None:
         silence(offline_chat(event_hooks={"request": [a_users_hook, Recorder().by_replacement(a_users_hook)]}))
-        with pytest.raises(UnsilencableModelError, match=r"langfuse stands before Client\.event_hooks"):
+        with pytest.raises(UnsilencableModelError, match=r"langfuse is in the path of Client\.event_hooks"):
             silence(offline_chat(event_hooks={"response": [a_users_hook, known().by_replacement(a_users_hook)]}))
 
     @pytest.mark.parametrize("is_in_place", [False, True], ids=["set", "appended"])
@@ -473,7 +477,7 @@ class TestHooksOfTheHTTPClient:
             client.event_hooks["request"].append(hook)
         else:
             client.event_hooks = {"request": [hook]}
-        assert "langfuse stands before Client.event_hooks" in silent.trouble()
+        assert "langfuse is in the path of Client.event_hooks" in silent.trouble()
 
 
 def distribution(name: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -521,7 +525,7 @@ class TestClientsOfAnySDK:
     ) -> None:
         model, models = made(fresh()), Models()
         vars(model)["client"] = DEPTHS[depth](models)
-        silent, message = silence(model), "langfuse stands before Models.generate_content"
+        silent, message = silence(model), "langfuse is in the path of Models.generate_content"
         for owner in (Models, models):
             method = owner.generate_content
             monkeypatch.setattr(owner, "generate_content", getattr(Recorder(), way)(method))
@@ -539,14 +543,14 @@ class TestClientsOfAnySDK:
         silent = silence(model)
         assert silent.trouble() == ""
         client.models = of("opentelemetry.instrumentation.google_genai", Models)()
-        assert "opentelemetry.instrumentation.google_genai stands before Theirs" in silent.trouble()
+        assert "opentelemetry.instrumentation.google_genai is in the path of Theirs" in silent.trouble()
 
     def test_are_refused_for_the_http_client_below(self) -> None:
         model = made(fresh())
         transport = of("opentelemetry.instrumentation.httpx", http().BaseTransport)()
         below = Client(api=Client(http=Client(inner=http().Client(transport=transport))))
         vars(model)["async_client"] = below
-        with pytest.raises(UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx stands before"):
+        with pytest.raises(UnsilencableModelError, match=r"opentelemetry\.instrumentation\.httpx is in the path of"):
             silence(model)
 
     def test_are_looked_at_without_asking_them_for_anything(self) -> None:
@@ -716,7 +720,7 @@ class TestInstrumentationThatPeopleUse:
         assert found["sent_naively"] >= 1
         assert canaries_in(" ".join(found["sent"])) == []
         if refused:
-            assert f"cannot be called in silence: {refused} stands before" in found["refused"]
+            assert f"cannot be called in silence: {refused} is in the path of" in found["refused"]
         else:
             assert found["refused"] == ""
 

@@ -480,7 +480,7 @@ class TestAdvice:
                 "ChatOpenAI",
                 "gpt-5.1",
                 "AttributeError: 'str' object has no attribute 'model_dump'",
-                r"no answer of the",
+                r"not an answer of the",
             ),
             ("ChatOpenAI", "o3", "JSONDecodeError: Expecting value: line 1", r"check base_url .*/v1"),
             ("ChatOpenAI", "m", "TypeError: Received response with null value for 'choices'.", r"check base_url"),

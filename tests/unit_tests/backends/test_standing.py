@@ -59,7 +59,7 @@ class TestShapesOfAWrapper:
         monkeypatch.setattr(Completions, "create", getattr(recorder, way)(vars(Completions)["create"]))
         assert heard_naively(recorder.seen) == [RECORD]
         named = "langfuse" if make is known else THEIRS
-        with pytest.raises(UnsilencableModelError, match=f"{named} stands before .*Completions.create"):
+        with pytest.raises(UnsilencableModelError, match=f"{named} is in the path of .*Completions.create"):
             silence(offline_chat())
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert recorder.seen == []
@@ -74,7 +74,7 @@ class TestShapesOfAWrapper:
         ):
             monkeypatch.setattr(Completions, "create", wrapped)
             with pytest.raises(
-                UnsilencableModelError, match=f"{NAMELESS} stands before .*Completions.create"
+                UnsilencableModelError, match=f"{NAMELESS} is in the path of .*Completions.create"
             ) as caught:
                 silence(offline_chat())
             assert "allow_wrappers" not in str(caught.value)
@@ -92,7 +92,7 @@ class TestShapesOfAWrapper:
         monkeypatch.setattr(Completions, "create", wrapped)
         assert heard_naively(recorder.seen) == [RECORD]
         named = {Recorder: THEIRS, known: "langfuse"}[make] if is_wrapts else NAMELESS
-        with pytest.raises(UnsilencableModelError, match=f"{named} stands before .*Completions.create"):
+        with pytest.raises(UnsilencableModelError, match=f"{named} is in the path of .*Completions.create"):
             silence(offline_chat())
 
     def test_are_refused_where_they_are_too_many_to_follow(self) -> None:
@@ -133,14 +133,14 @@ def swapped() -> Iterator[Callable[[], list[str]]]:
 class TestCodeThatIsReplacedInPlace:
     def test_is_refused_before_the_first_look(self, swapped: Callable[[], list[str]]) -> None:
         assert heard_naively(swapped()) == [RECORD]
-        with pytest.raises(UnsilencableModelError, match=f"{NAMELESS} stands before .*Completions.create"):
+        with pytest.raises(UnsilencableModelError, match=f"{NAMELESS} is in the path of .*Completions.create"):
             silence(offline_chat())
 
     def test_is_noticed_after_it(self, swapped: Callable[[], list[str]]) -> None:
         silent = silence(offline_chat())
         assert silent.trouble() == ""
         seen = swapped()
-        assert f"{NAMELESS} stands before" in silent.trouble()
+        assert f"{NAMELESS} is in the path of" in silent.trouble()
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert seen == []
 

@@ -73,7 +73,7 @@ class TestLiteLLM:
         heard.clear()
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         with pytest.raises(
-            UnsilencableModelError, match=rf"litellm\.{name} would see or keep .*provider's own LangChain"
+            UnsilencableModelError, match=rf"litellm\.{name} would see or store .*provider's own LangChain"
         ):
             silence(model)
         assert heard == []
@@ -83,7 +83,7 @@ class TestLiteLLM:
     def test_is_refused_while_a_cache_is_set(self, litellm: types.ModuleType) -> None:
         silent = silence(model_of(litellm))
         litellm.cache = [VOTE]  # type: ignore[attr-defined]
-        assert "litellm.cache would see or keep" in silent.trouble()
+        assert "litellm.cache would see or store" in silent.trouble()
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert litellm.cache == [VOTE]
 
@@ -105,7 +105,7 @@ class TestClientsThatShowNoFunction:
         model = made(fresh())
         vars(model)["client"] = json
         with pytest.raises(
-            UnsilencableModelError, match=r"json stands before Mine\.client, which cannot be looked into"
+            UnsilencableModelError, match=r"json is in the path of Mine\.client, which cannot be inspected"
         ):
             silence(model)
         allow_wrappers("json")
@@ -117,10 +117,10 @@ class TestClientsThatShowNoFunction:
 
         model = made(fresh())
         client = vars(model)["client"] = distribution("fastclient", Compiled, monkeypatch).Compiled()
-        with pytest.raises(UnsilencableModelError, match="fastclient stands before"):
+        with pytest.raises(UnsilencableModelError, match="fastclient is in the path of"):
             silence(model)
         type(client).__module__ = "builtins"  # as compiled classes have it that name no module
-        with pytest.raises(UnsilencableModelError, match="code that belongs to no module stands before"):
+        with pytest.raises(UnsilencableModelError, match="code that belongs to no module is in the path of"):
             silence(model)
 
     @pytest.mark.parametrize("value", [None, "a", 1, {"a": 1}, ["a"], Client()])
@@ -132,7 +132,7 @@ class TestClientsThatShowNoFunction:
     def test_classes_are_looked_at_as_their_objects_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = made(fresh())
         kind = vars(model)["client"] = type("Theirs", (), {"__module__": "langfuse.client"})
-        with pytest.raises(UnsilencableModelError, match="langfuse stands before"):
+        with pytest.raises(UnsilencableModelError, match="langfuse is in the path of"):
             silence(model)
         monkeypatch.setattr(kind, "__module__", "mine")
         assert silence(model).trouble() == ""
@@ -175,7 +175,9 @@ class TestPluginsOfPydantic:
             kind(RECORD)
             assert canaries_in(" ".join(handler.heard)) == [RECORD]
         handler.heard.clear()
-        assert f"test_switches stands before the validation of {kind.__name__} (a pydantic plugin)" in silent.trouble()
+        assert (
+            f"test_switches is in the path of the validation of {kind.__name__} (a pydantic plugin)" in silent.trouble()
+        )
         assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
         assert handler.heard == []
 
@@ -207,6 +209,6 @@ def test_what_makes_messages_is_watched(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert silent.trouble() == ""
     monkeypatch.setattr(HumanMessage, "__init__", hearing)
-    assert "test_switches stands before HumanMessage.__init__" in silent.trouble()
+    assert "test_switches is in the path of HumanMessage.__init__" in silent.trouble()
     assert silent.ask(request(), retry=ONCE) == Reply(fault="content")
     assert heard == []
