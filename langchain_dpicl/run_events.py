@@ -1,8 +1,4 @@
-"""Tells the observers of a LangChain run what a budget did: `dpicl.charged` and `dpicl.refused`.
-
-Events carry public values only and change no outcome: a budget is guarded by its ledger, an answer is kept whatever
-an observer does with the news of it. Knows no private record, no prompt and no message of an error.
-"""
+"""Sends the observers of a LangChain run the events `dpicl.charged` and `dpicl.refused`, with public values only."""
 
 from __future__ import annotations
 
@@ -43,15 +39,12 @@ Manager = TypeVar("Manager", CallbackManager, AsyncCallbackManager)
 def record_event(
     name: str, data: Mapping[str, Any] | Callable[[], Mapping[str, Any]], config: RunnableConfig | None = None
 ) -> None:
-    """Tells the observers of the current run of a custom event; does nothing outside a run.
+    """Sends a custom event to the observers of the current run; does nothing outside a run.
 
     Formal guarantees:
-      - What an observer raises is logged and goes no further: no event changes the outcome of a run.
+      - What an observer raises is logged, not raised: no event changes the outcome of a run.
 
-    Args:
-      name: for instance `dpicl.refused`.
-      data: public values only, as observers and tracers keep them; a function is called only if somebody listens.
-      config: the run's config; found by itself inside a run.
+    `data` holds public values only, as observers and tracers store them; a function is called only with observers.
     """
     with _OutcomeKept(name):
         run = _listening(config, CallbackManager)
@@ -66,14 +59,7 @@ async def arecord_event(
     *,
     is_slow: bool = False,
 ) -> None:
-    """Is `record_event` for async code: async observers are awaited on the loop they live on.
-
-    Args:
-      name: see `record_event`.
-      data: see `record_event`.
-      config: see `record_event`.
-      is_slow: whether `data`, as a function, may have to wait for a ledger; it is then called off the loop.
-    """
+    """As `record_event`, awaiting async observers; `is_slow`: `data()` may wait for a ledger, so it leaves the loop."""
     with _OutcomeKept(name):
         run = _listening(config, AsyncCallbackManager)
         if run is not None:
@@ -82,21 +68,20 @@ async def arecord_event(
 
 
 class RunEvents:
-    """A block, `with` or `async with`, around what a component does with a budget; its end tells the run's observers.
+    """A block, `with` or `async with`, around a component's use of a budget; its end sends the events.
 
     Formal guarantees:
       - `dpicl.charged` holds the tickets that stay charged, `dpicl.refused` the class of a PrivacyBudgetError and its
         two numbers; beside them stand public names and limits, and nothing else.
-      - A refusal is told once, by the innermost block that it passes; every error goes on as it is.
+      - A refusal is sent once, by the innermost block that it passes; every error is raised on unchanged.
 
     Args:
       component: public name of the component: its class.
       budget: whose limits to show: a `Budget`, a handler, or None to look it up.
-      share: what the tickets are taken from.
-      config: the run's config; found by itself inside a run.
+      share: the share that the tickets are reserved from.
 
     Attributes:
-      tickets: tickets charged in the block; who reserves or gives back keeps it up to date.
+      tickets: tickets charged in the block; the code that reserves or gives back updates it.
     """
 
     def __init__(
@@ -133,7 +118,7 @@ class RunEvents:
         return {"component": self._component, "tickets": self.tickets, "share": shown, "budget": self._limits()}
 
     def _sees_first(self, error: BaseException | None) -> bool:
-        """Whether no inner block has seen this refusal; leaves a note of it on the error."""
+        """Whether no inner block has seen this refusal; attaches its public values to the error."""
         if not isinstance(error, PrivacyBudgetError) or _note_on(error):
             return False
         vars(error)[_NOTE] = {
@@ -148,7 +133,7 @@ class RunEvents:
     def _limits(self) -> dict[str, Any] | None:
         try:
             budget = resolve_budget(None, self._config) if self._budget is None else budget_of(self._budget, "budget")
-        except DPICLError:  # none, or several: then there is none to show
+        except DPICLError:  # none, or several: no limits are shown
             return None
         return {
             "name": budget.name,
@@ -159,16 +144,16 @@ class RunEvents:
 
 
 def tells_refusals(component: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function that takes `budget` and `config` by keyword a block of `RunEvents`."""
+    """Runs a function that takes `budget` and `config` by keyword in a block of `RunEvents`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
-        def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        def with_events(*args: P.args, **kwargs: P.kwargs) -> T:
             config: Any = kwargs.get("config")
             with RunEvents(component, budget=kwargs.get("budget"), config=config):
                 return function(*args, **kwargs)
 
-        return told
+        return with_events
 
     return decorate
 
@@ -176,13 +161,7 @@ def tells_refusals(component: str) -> Callable[[Callable[P, T]], Callable[P, T]]
 async def refusals_awaited(
     action: Callable[[], T], config: RunnableConfig | None = None, *, is_slow: bool = False
 ) -> T:
-    """Runs blocking code of ours from async code, so that observers of its refusals are awaited.
-
-    Args:
-      action: the code.
-      config: the run's config.
-      is_slow: whether it may have to wait for a ledger; it is then run off the loop.
-    """
+    """Runs our blocking code from async code and awaits the observers of its refusals; `is_slow` as in `aside`."""
     token = _TOLD_BY_CALLER.set(True)
     try:
         try:
@@ -204,29 +183,29 @@ def _values(data: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> dict[s
 
 
 def _listening(config: RunnableConfig | None, kind: type[Manager]) -> Manager | None:
-    """Returns the manager of the run's observers; None outside a run, or if nobody listens."""
+    """Returns the callback manager of the run; None outside a run, or without observers."""
     if _nobody_listens(config):
         return None
-    given = ensure_config(config)
-    own = run = given.get("callbacks")
+    full = ensure_config(config)
+    own = run = full.get("callbacks")
     if getattr(own, "parent_run_id", None) is None:
-        # A list that is given inside a run takes the place of the run's manager: tell the observers of both.
+        # A list of callbacks given inside a run replaces the run's manager: notify the observers of both.
         run = ensure_config().get("callbacks")
-    found = kind.configure(
+    configured = kind.configure(
         run,
         None if own is run else own,
-        inheritable_tags=given.get("tags"),
-        inheritable_metadata=given.get("metadata"),
+        inheritable_tags=full.get("tags"),
+        inheritable_metadata=full.get("metadata"),
     )
-    heard = any(not handler.ignore_custom_event for handler in found.handlers)
-    return found if heard and found.parent_run_id is not None else None
+    is_heard = any(not handler.ignore_custom_event for handler in configured.handlers)
+    return configured if is_heard and configured.parent_run_id is not None else None
 
 
 def _nobody_listens(config: RunnableConfig | None) -> bool:
-    """Whether `configure` would find nobody; asks what it asks, but builds no manager. False: it may find somebody.
+    """Whether `configure` would find no observer, without building a manager; False if in doubt.
 
-    The config holds the manager that LangChain configured when the run began, with every handler of then. So only what
-    may have joined since is looked at: debug output, tracing, configure hooks, and changes of LangChain itself.
+    The config holds the manager that LangChain configured when the run began, with every handler at that time. So only
+    later additions are checked: debug output, tracing, configure hooks, and changes of LangChain itself.
     """
     own = None if config is None else config.get("callbacks")
     if not isinstance(own, BaseCallbackManager) or own.parent_run_id is None or not _is_stock():
@@ -236,7 +215,7 @@ def _nobody_listens(config: RunnableConfig | None) -> bool:
     if tracers._tracing_v2_is_enabled():  # noqa: SLF001
         return False
     for variable, _, handler_class, name in tracers._configure_hooks:  # noqa: SLF001
-        # A handler that a variable of the environment asks for would have to be made first: that is `configure`'s work.
+        # An environment variable requests a handler, which only `configure` can build.
         if name is not None and handler_class is not None and name in environ:
             return False
         handler = variable.get()
@@ -246,15 +225,15 @@ def _nobody_listens(config: RunnableConfig | None) -> bool:
 
 
 def _doors() -> tuple[Any, ...]:
-    """What makes a run's manager: instrumentation that wraps one of these may add a handler to each new manager."""
+    """The functions that build a run's manager; instrumentation that wraps one of them may add handlers."""
     blocking, awaiting = CallbackManager, AsyncCallbackManager
     made = (blocking.__init__, vars(blocking).get("configure"), awaiting.__init__, vars(awaiting).get("configure"))
     return (manager._configure, *made)  # noqa: SLF001
 
 
 def _is_stock() -> bool:
-    """Whether LangChain's own code makes managers, as when this module was imported."""
-    # By identity: a proxy says that it equals what it wraps.
+    """Whether LangChain's own code builds managers, as at import of this module."""
+    # By identity: a proxy compares equal to what it wraps.
     return _WAS_STOCK and all(map(operator.is_, _doors(), _STOCK))
 
 
@@ -269,7 +248,7 @@ _WAS_STOCK = all(map(_is_langchains, _STOCK))
 
 
 class _OutcomeKept:
-    """Logs what an observer raises and goes on; a stop, or a cancellation that somebody asked for, is no fault."""
+    """Logs and suppresses what an observer raises, except interrupts and requested cancellations."""
 
     __slots__ = ("_name",)
 
@@ -277,11 +256,11 @@ class _OutcomeKept:
         self._name = name
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         is_stray = isinstance(error, asyncio.CancelledError) and not _cancelled()
-        if not (is_stray or isinstance(error, Exception)):  # what an observer raises is its own
+        if not (is_stray or isinstance(error, Exception)):
             return False
         logger.warning("%s: an observer failed with %s; the outcome stands.", self._name, type(error).__name__)
         return True

@@ -161,8 +161,8 @@ class PrivateExamples(Opaque):
 
         Formal guarantees:
           - All declarations share the units and the ledger: binding, opening or removing through one applies to all,
-            and their releases add up on one ledger. Binding one also binds the first declaration under its name, so other
-            processes cannot bind the same units to another ledger of the same store.
+            and their releases add up on one ledger. Binding one also binds the first declaration under its name, so
+            other processes cannot bind the same units to another ledger of the same store.
           - The rule that gives a unit its label is part of the declaration: one name never has two splits.
           - A unit's label is chosen by looking at that unit alone: the most frequent of the declared labels among the
             values of `label_key` in its records, compared by the public rule of `normalized`, ties going to the label

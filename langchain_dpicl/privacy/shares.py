@@ -88,9 +88,13 @@ class Reservation(Uncopyable):
     def burn(self, count: int = 1) -> None:
         """Uses tickets up. Call it before the first private call that they pay for.
 
+        Args:
+          count: number of tickets.
+
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left.
           LedgerError: this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
         """
         # No line is written: the ledger counts every reserved ticket as spent already.
         check_int("count", count, low=1)
@@ -103,7 +107,15 @@ class Reservation(Uncopyable):
             self._uncommitted += count
 
     def commit(self, count: int = 1) -> None:
-        """Records that the noised result of burnt tickets is stored; refuses more than are burnt and not committed."""
+        """Records that the noised result of burnt tickets is stored.
+
+        Args:
+          count: number of tickets.
+
+        Raises:
+          LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
+        """
         check_int("count", count, low=1)
         self._check_home()
         with self._lock:
@@ -207,11 +219,16 @@ class Share(Holding):
         return self._component.event
 
     def remaining(self, template: str, *, label: str | None = None) -> int:
-        """Returns how many tickets can still be reserved."""
+        """Returns how many tickets can still be reserved.
+
+        Args:
+          template: of the ticket.
+          label: of the ticket.
+        """
         return int(self._left((template, label)))
 
     def committed(self, template: str, *, label: str | None = None) -> int:
-        """Returns how many tickets were used and committed, in every process."""
+        """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
         with self._desk.lock:
             slot, state = (template, label), self._desk.refresh()
             reserved = allowance(self._component, slot) - self._remaining(slot, state)
@@ -223,7 +240,11 @@ class Share(Holding):
             return int(reserved) - unsettled
 
     def used_by(self, tenant: str) -> int:
-        """Returns how many tickets a tenant has reserved or used, in every process; "": those without a tenant."""
+        """Returns how many tickets a tenant has reserved or used, in every process.
+
+        Args:
+          tenant: public name; "": the tickets without a tenant.
+        """
         return self._desk.refresh().used_by(tenant, self.component)
 
     def reserve(

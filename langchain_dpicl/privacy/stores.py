@@ -45,7 +45,17 @@ def _stamp_of(second: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """The identity and limits of a ledger; its digest is the first link of the chain."""
+    """The identity and limits of a ledger; its digest is the first link of the chain.
+
+    Attributes:
+      ledger_id: random name of the ledger; private examples are bound to it.
+      name: public name for people.
+      epsilon: limit of the whole ledger.
+      delta: limit of the whole ledger.
+      adjacency: the one neighbouring relation of everything on the ledger.
+      stamp: time of creation (UTC); informative.
+      ledger_format: version of the line format.
+    """
 
     ledger_id: str
     name: str
@@ -66,7 +76,14 @@ class LedgerHeader:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerHeader:
-        """Rebuilds a header from storage; refuses another format, and fields missing, unknown or out of range."""
+        """Rebuilds a header from storage.
+
+        Args:
+          data: the result of `to_dict`.
+
+        Raises:
+          LedgerError: another format, or a field is missing, unknown or out of range.
+        """
         _require_fields(cls, data)
         if data["ledger_format"] != LEDGER_FORMAT:
             msg = f"ledger: expected format {LEDGER_FORMAT}, found {data['ledger_format']!r}. Use the matching version."
@@ -86,14 +103,23 @@ class LedgerHeader:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One line of a ledger, chained to the line before. It holds no private content."""
+    """One line of a ledger, chained to the line before. It holds no private content.
 
-    seq: int  # 1, 2, 3, ... without gaps
-    prev: str  # hash of the line before; the header's digest for the first
-    kind: str  # see `ledger_state`
+    Attributes:
+      seq: 1, 2, 3, ... without gaps.
+      prev: hash of the line before; the header's digest for the first.
+      kind: what happened (see `ledger_state`).
+      body: JSON object.
+      stamp: time of writing (UTC); informative.
+      hash: SHA-256 over all of the above, hex.
+    """
+
+    seq: int
+    prev: str
+    kind: str
     body: Mapping[str, Any]
-    stamp: str  # UTC; informative
-    hash: str  # SHA-256 over all of the above, hex
+    stamp: str
+    hash: str
 
     @property
     def computed_hash(self) -> str:
@@ -106,7 +132,14 @@ class LedgerRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerRecord:
-        """Rebuilds a record from storage; does not check its place in the chain."""
+        """Rebuilds a record from storage; does not check its place in the chain.
+
+        Args:
+          data: the result of `to_dict`.
+
+        Raises:
+          LedgerError: a field is missing or unknown.
+        """
         _require_fields(cls, data)
         return cls(**data)
 
@@ -154,10 +187,19 @@ class LedgerTransaction(Protocol):
     """The ledger as its only writer sees it; unusable once the transaction ends."""
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, in order, lines of this transaction included."""
+        """Returns every line with `seq > after`, in order, lines of this transaction included.
+
+        Args:
+          after: number of the last known line; 0: from the first on.
+        """
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-        """Adds one line, whose body is a JSON object without private content; it lasts if the transaction commits."""
+        """Adds one line, which lasts if the transaction commits.
+
+        Args:
+          kind: what happened.
+          body: a JSON object without private content.
+        """
 
 
 @runtime_checkable
@@ -185,13 +227,21 @@ class LedgerStore(Protocol):
         """Where the ledger lives, in public words for reports, such as "in memory; dies with this process"."""
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Writes `header` if there is none yet; returns the header that the ledger has (the first writer wins)."""
+        """Writes `header` if there is none yet; returns the header that the ledger has (the first writer wins).
+
+        Args:
+          header: limits and name.
+        """
 
     def header(self) -> LedgerHeader | None:
         """Returns the header, or None before `create`."""
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every committed line with `seq > after`, in order."""
+        """Returns every committed line with `seq > after`, in order.
+
+        Args:
+          after: number of the last known line; 0: from the first on.
+        """
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
         """Opens the ledger for its only writer; waits for its turn. Does not nest.

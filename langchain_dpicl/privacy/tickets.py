@@ -33,14 +33,24 @@ Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The right to run one kind of release, a declared number of times."""
+    """The right to run one kind of release, a declared number of times.
 
-    template: str  # public name, distinct within the share for each label
-    event: Event  # of one ticket, amplification included; a block on one secret sample is one ticket
-    label: str | None = None  # the declared label whose units it reads; None: it may read every unit
+    Attributes:
+      template: public name, distinct within the share for each label.
+      event: of one ticket, amplification included; a block on one secret sample is one ticket.
+      label: the declared label whose units it reads; None: it may read every unit.
+      max_count: how many tickets there are.
+      refundable: whether a reserved ticket whose private calls never started may be given back. Only for tickets
+        of one release: a longer block is indivisible.
+
+    Raises:
+      ConfigurationError: a name, a count or the event is invalid.
+    """
+
+    template: str
+    event: Event
+    label: str | None = None
     max_count: int = 1
-    # Whether a reserved ticket whose private calls never started may be given back. Only for tickets of one release:
-    # a longer block is indivisible.
     refundable: bool = False
 
     def __post_init__(self) -> None:
@@ -71,7 +81,11 @@ class Ticket:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ticket:
-        """Rebuilds a ticket from its JSON form."""
+        """Rebuilds a ticket from its JSON form.
+
+        Args:
+          data: the result of `to_dict`.
+        """
         return cls(**{**data, "event": event_from_dict(data["event"])})
 
 

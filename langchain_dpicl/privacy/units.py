@@ -265,6 +265,10 @@ def normalized(text: str, *, fold_case: bool = True) -> str:
     The public rule: Unicode NFKC, case folded, characters that cannot be printed and runs of white space replaced by
     one space, stripped, at most 200 characters.
 
+    Args:
+      text: a value of a record.
+      fold_case: whether case is folded.
+
     >>> normalized("  Christopher\tNOLAN ")
     'christopher nolan'
     """
