@@ -368,7 +368,7 @@ class PrivateExamples(Opaque):
         return self._open(label)
 
     def _other_ledger(self, ledger_id: str) -> PrivacyBudgetMismatchError:
-        msg = f"{self.dataset_id!r}: expected the ledger it is bound to ({self._ledger_id}), found {ledger_id}."
+        msg = f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}."
         return PrivacyBudgetMismatchError(f"{msg} Use the budget on which budget.bind(private) was called.")
 
     def _expose(self) -> None:

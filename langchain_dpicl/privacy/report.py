@@ -1,4 +1,4 @@
-"""The report of what a budget granted, from public values only, and the verifier that recomputes it."""
+"""Builds the report of what a budget granted, from public values only, and recomputes such reports."""
 
 from __future__ import annotations
 
@@ -276,22 +276,22 @@ def verify_report(report: Reported) -> VerifiedReport:
     data = _report_of(holder)
     component = None
     if "budget" in data:
-        found, component = _verify_release(data)
+        verified, component = _verify_release(data)
     elif "report_format" in data:
-        found = _verify_budget(data)[0]
+        verified = _verify_budget(data)[0]
     elif "baseline" in data or data.get("private") is False:
-        found = _verify_baseline(data)
+        verified = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
     is_file = isinstance(holder, Mapping) and data is not holder
-    problems = [*found.problems, *(content_problems(holder) if is_file else ())]
+    problems = [*verified.problems, *(content_problems(holder) if is_file else ())]
     for kind, is_kind, compared in _RELEASED:
         if is_kind(holder):
             problems += problems_in(compared(holder, component), kind)
     problems += problems_in(prompt_problems(holder, data, component), "arrays")
-    if len(problems) == len(found.problems):
-        return found
-    return VerifiedReport(math.inf, found.delta, ok=False, problems=tuple(problems))
+    if len(problems) == len(verified.problems):
+        return verified
+    return VerifiedReport(math.inf, verified.delta, ok=False, problems=tuple(problems))
 
 
 def _read(report: Any) -> Any:
@@ -374,7 +374,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
 
 
 def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: Book) -> Iterator[str]:
-    """Reports made before there were such tables, or without one, have nothing to check here."""
+    """Compares the table of `epsilons`, which a report need not have, with recomputed bounds."""
     if (table := data.get("epsilons")) is None:
         return
     sealed = [terms for terms, item in zip(shares, data["shares"], strict=True) if item["sealed_at"] is not None]
@@ -384,9 +384,9 @@ def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book:
 
 
 def _declaration(data: Mapping[str, Any]) -> Declaration:
-    """Rebuilds a data set's declaration through the checks it passed at first."""
-    given = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
-    return make_declaration(**given, labels=data["labels"] or None, fields=data["extra_fields"])
+    """Rebuilds a data set's declaration with all checks of its constructor."""
+    arguments = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
+    return make_declaration(**arguments, labels=data["labels"] or None, fields=data["extra_fields"])
 
 
 def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]) -> Iterator[str]:

@@ -93,7 +93,7 @@ def epsilon_table(
     end = time.monotonic() + seconds
     late = f"not computed within {seconds:g} s"
     raw: dict[float, float | None] = {}
-    for delta in reversed(wanted):  # the largest is the one most asked for
+    for delta in reversed(wanted):  # the largest delta first: it is used most
         raw[delta] = _composed_price(shares, delta, adjacency=adjacency, end=end)
     return EpsilonTable(tuple(_rows(shares, [(delta, raw[delta]) for delta in wanted], late=late)))
 
