@@ -149,8 +149,8 @@ def shown_problems(component: Component, book: Book) -> Iterator[str]:
 def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book) -> Iterator[str]:
     label, shown = branch.get("label"), component.public
     rate, size = branch.get("sampling_rate"), branch.get("public_size")
-    found = [ticket.event for ticket in component.tickets if ticket.label == label]
-    rates = {event.sampling_rate if isinstance(event, _ON_A_SAMPLE) else 1.0 for event in found}
+    released = [ticket.event for ticket in component.tickets if ticket.label == label]
+    rates = {event.sampling_rate if isinstance(event, _ON_A_SAMPLE) else 1.0 for event in released}
     if rate is not None and not (rates and all(same(rate, one) for one in rates)):
         yield f"shows sampling_rate {rate!r} of label {label!r}, its tickets have {sorted(rates)}"
     declared = book.dataset_of(component)
@@ -158,7 +158,7 @@ def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book
         yield f"shows public_size {size!r} of label {label!r}, which no data set of the report declares"
     if rate is not None and size is not None and set(shown) >= _DESIGN:
         overfill = 1 if shown["sampling"] == "fixed" else shown["overfill"]
-        batches = max((event.num_batches for event in found if isinstance(event, events.AllocatedEvent)), default=1)
+        batches = max((event.num_batches for event in released if isinstance(event, events.AllocatedEvent)), default=1)
         drawn = batches * shown["num_slots"] * shown["shots_per_slot"] * overfill
         if not same(rate, min(1.0, drawn / size)):
             yield f"shows sampling_rate {rate!r} of label {label!r}, its rows and public_size make {drawn / size!r}"
@@ -205,10 +205,10 @@ def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
     Args:
       datasets: declarations by `dataset_id`.
     """
-    kept = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
+    unchanged = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
     for name, declared in datasets.items():
         first = datasets.get(declared.origin[0]) if declared.origin is not None else None
-        others = [key for key in kept if first is not None and getattr(declared, key) != getattr(first, key)]
+        others = [key for key in unchanged if first is not None and getattr(declared, key) != getattr(first, key)]
         if others:
             yield f"datasets: {name!r} declares the units again, with another {', '.join(others)}"
 
@@ -221,10 +221,10 @@ def _design_problems(component: Component) -> Iterator[str]:
     caps, period = shown["max_tokens"].values(), shown["redraw_every"]
     if shown["sampling"] == "disjoint":
         wanted = {shown["shots_per_label"]: sum(caps)}
-        found = {_batches(ticket): _length(ticket) // _batches(ticket) for ticket in component.tickets}
-        if "free_tokens" not in shown and found != wanted:
-            yield f"shows batches and releases of a deal {wanted}, its tickets have {found}"
-        if {ticket.max_count for ticket in component.tickets} != {1} or set(found) != set(wanted):
+        batches = {_batches(ticket): _length(ticket) // _batches(ticket) for ticket in component.tickets}
+        if "free_tokens" not in shown and batches != wanted:
+            yield f"shows batches and releases of a deal {wanted}, its tickets have {batches}"
+        if {ticket.max_count for ticket in component.tickets} != {1} or set(batches) != set(wanted):
             yield "shows one deal for each of its labels, its tickets are others"
     elif any(_batches(ticket) > 1 for ticket in component.tickets):
         yield f"shows sampling {shown['sampling']!r}, its tickets are deals"

@@ -125,20 +125,20 @@ def _prompt_problems(prompt: object, component: Component) -> Iterator[str]:
         **{f"base.{name}": training[where] for name, where in _OF_BASE.items() if where in training},
         **{f"task.{name}": value for name, value in training["task"].items()},
     }
-    said = _said_by(prompt)
-    for name in sorted({*shown, *said}):
-        wanted, found = (canonical_json(of[name]) if name in of else "nothing" for of in (shown, said))
-        if wanted != found:
-            yield f"{name}: expected {wanted}, as {component.name!r} shows, found {found}"
+    claims = _said_by(prompt)
+    for name in sorted({*shown, *claims}):
+        wanted, claimed = (canonical_json(of[name]) if name in of else "nothing" for of in (shown, claims))
+        if wanted != claimed:
+            yield f"{name}: expected {wanted}, as {component.name!r} shows, found {claimed}"
 
 
 def _said_by(prompt: object) -> dict[str, Any]:
     """Returns what a prompt says that it was trained for, by where it says so."""
     if isinstance(prompt, Mapping):
-        said = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
+        claims = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
     else:
         holder: Any = prompt
-        said = {"method": holder.method, "num_virtual_tokens": holder.num_virtual_tokens}
-        said |= {"task": holder.task.to_dict(), "base": holder.base}
-    parts = {part: said.pop(part, {}) for part in ("task", "base")}
-    return said | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
+        claims = {"method": holder.method, "num_virtual_tokens": holder.num_virtual_tokens}
+        claims |= {"task": holder.task.to_dict(), "base": holder.base}
+    parts = {part: claims.pop(part, {}) for part in ("task", "base")}
+    return claims | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
