@@ -22,28 +22,16 @@ Receipts = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedLedger:
-    """What was found.
-
-    Attributes:
-      header: of the ledger.
-      lines: how many lines follow from one another, from the first on.
-      head: the hash of the last of them.
-      shares: how many shares were priced again.
-      epsilon: the sum of their prices; infinite where one could not be computed, or the chain is broken.
-      promised: the sum of what they are charged.
-      delta: the sum of their deltas.
-      checked: what else was looked at, in words.
-      problems: what is wrong, in words; empty if nothing is.
-    """
+    """The result of `check_ledger`."""
 
     header: LedgerHeader
-    lines: int
-    head: str
-    shares: int
-    epsilon: float
-    promised: float
+    lines: int  # valid lines from the first on
+    head: str  # hash of the last of them
+    shares: int  # shares that were priced again
+    epsilon: float  # sum of their prices; infinite if one could not be computed, or the chain is broken
+    promised: float  # sum of their charges
     delta: float
-    checked: tuple[str, ...]
+    checked: tuple[str, ...]  # what else was compared, in words
     problems: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,11 +50,7 @@ class CheckedLedger:
 
 
 def check_ledger(store: LedgerStore, *, anchor: LedgerAnchor | None = None, receipts: Receipts = ()) -> CheckedLedger:
-    """Recomputes a ledger.
-
-    Raises:
-      LedgerError: there is no ledger, or it or the anchor cannot be read.
-    """
+    """Recomputes a ledger and compares it with its anchor and receipts; refuses what cannot be read at all."""
     header = store.header()
     if header is None:
         raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
@@ -99,22 +83,19 @@ def check_ledger(store: LedgerStore, *, anchor: LedgerAnchor | None = None, rece
 
 
 def _priced(store: LedgerStore, header: LedgerHeader, state: LedgerState) -> tuple[PrivacyReport, float, list[str]]:
-    """Prices every sealed share again, and holds what is shown beside it against its tickets."""
-    shares, named = [ShareEntry(share.terms, share.stamp) for share in state.sealed], sorted(state.allowed_wrappers)
+    """Prices every sealed share again, and compares the shown parameters with its tickets."""
+    shares, wrappers = [ShareEntry(share.terms, share.stamp) for share in state.sealed], sorted(state.allowed_wrappers)
     try:
-        report = PrivacyReport.build(header, store, state.bindings, shares, named)
+        report = PrivacyReport.build(header, store, state.bindings, shares, wrappers)
         verified = verify_report(report)
     except UNREADABLE as error:
-        return (
-            PrivacyReport.build(header, store, {}, shares, named),
-            math.inf,
-            [f"entries cannot be read: {why(error)}"],
-        )
+        report = PrivacyReport.build(header, store, {}, shares, wrappers)
+        return report, math.inf, [f"entries cannot be read: {why(error)}"]
     return report, verified.epsilon, list(verified.problems)
 
 
 def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, records: Sequence[LedgerRecord]) -> Iterator[str]:
-    """Yields what the anchor knows better: the line that it remembers has to be on the chain."""
+    """Yields a problem unless the chain holds the anchor's line."""
     known = anchor.read(header.ledger_id)
     if known is None:
         advice = "If this ledger never had an anchor, `dpicl ledger anchor` adds one, once"
@@ -138,7 +119,7 @@ def _receipt_problems(
     if ledger_id != header.ledger_id:
         yield f"expected one of ledger {header.ledger_id}, found one of {ledger_id!r}"
         return
-    if entry is None:  # told again from a memo, or answered without private records: nothing was charged
+    if entry is None:  # a cached answer, or one without private records: nothing was charged
         return
     is_there = type(entry) is int and 0 < entry <= len(records)
     if not is_there or (entry_hash is not None and records[entry - 1].hash != entry_hash):
@@ -152,25 +133,19 @@ def _receipt_problems(
 
 
 def read_receipts(path: Path) -> list[Mapping[str, Any]]:
-    """Reads receipts: a JSON object or list, or a line of JSON each; results that hold a receipt do too.
-
-    Raises:
-      ConfigurationError: it holds something else, or is no plain file.
-      LedgerError: it is a file of a ledger that is open in this process.
-      OSError: it cannot be read.
-    """
+    """Reads receipts, or results that hold one: a JSON object or list, or one JSON value per line."""
     from langchain_dpicl.stores._sqlite_logs import check_free
 
     check_free(path, "--receipt")
     text = read_plain(path, MAX_TEXT)
     try:
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+            value = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError, MemoryError):
-        found = None
-    items = [_receipt_in(item) for item in (found if isinstance(found, list) else [found])]
+        value = None
+    items = [_receipt_in(item) for item in (value if isinstance(value, list) else [value])]
     if not items or None in items:
         raise ConfigurationError(
             f"--receipt: expected receipts as JSON (`ledger_id`, `entry`, `entry_hash`), found others in {path}."
@@ -179,5 +154,5 @@ def read_receipts(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _receipt_in(item: Any) -> Mapping[str, Any] | None:
-    held = item.get("receipt", item) if isinstance(item, Mapping) else None
-    return held if isinstance(held, Mapping) and {"ledger_id", "entry"} <= set(held) else None
+    receipt = item.get("receipt", item) if isinstance(item, Mapping) else None
+    return receipt if isinstance(receipt, Mapping) and {"ledger_id", "entry"} <= set(receipt) else None

@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 32
 
 
 class ExportedLedger:
-    """An exported ledger: a store to read from. It has no budget to spend; the ledger itself has."""
+    """An exported ledger as a read-only store, which cannot grant budget."""
 
     durable = True
 
@@ -81,8 +81,8 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
 def is_export(path: Path) -> bool:
     """Returns whether a path is a file of JSON lines rather than a database.
 
-    A ledger that this process holds is never opened here: closing the file would drop the process's locks on it. Of a
-    database of others SQLite, which knows of locks, looks first.
+    Closing a file drops the process's POSIX locks on it. So a ledger that is open in this process is never opened here,
+    and SQLite, which respects locks, examines a database first.
     """
     from langchain_dpicl.stores._sqlite_logs import check_free
 
@@ -93,14 +93,14 @@ def is_export(path: Path) -> bool:
     if not _is_no_database(path):
         return False
     try:
-        with path.open("rb") as file:  # a plain one, as SQLite has found
+        with path.open("rb") as file:  # a regular file: SQLite has read it
             return file.read(1) == b"{"
     except OSError:
         return False
 
 
 def _is_no_database(path: Path) -> bool:
-    """Returns whether SQLite finds content that is none of its own; makes no log beside it."""
+    """Returns whether SQLite finds another format; writes no journal beside the file."""
     if not path.is_file():
         return False
     address = f"{Path(os.path.realpath(path)).as_uri()}?mode=ro&immutable=1"

@@ -38,11 +38,11 @@ from langchain_dpicl.privacy.extensions.joint_plans import JointPlan
 from langchain_dpicl.privacy.report import PrivacyReport
 from langchain_dpicl.privacy.stores import hidden
 
-# LangChain may swallow what a handler raises, so the handler guards nothing: every component asks the ledger directly.
+# LangChain may suppress what a handler raises, so no check is made here: every component asks the ledger directly.
 
 
 class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
-    """Owns a privacy budget and carries it through LangChain. It reports; the ledger guards.
+    """Owns a privacy budget and carries it through LangChain. The ledger, not the handler, enforces the budget.
 
     Formal guarantees:
       - It reads no prompt, response or error of any run: every event is ignored.
@@ -52,11 +52,11 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
       epsilon: limit for the ledger's whole life.
       delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
       adjacency: the neighbouring relation of everything on this ledger.
-      store: where the ledger lives: a store, or the path of an EXISTING SQLite ledger (or `postgresql://...`), whose
-        limits must be those given; `create` makes one. None: in memory, which dies with this process.
+      store: where the ledger lives: a store, or the path of an EXISTING SQLite ledger (or `postgresql://...`) with
+        these limits; `create` makes one. None: in memory, until this process ends.
       name: public name for reports; with a path, which of the ledgers there.
-      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known: an
-        anchor, or the path or address of one. One that has never seen the ledger is refused.
+      anchor: a second store of the ledger's last line, which detects an older copy of the ledger: an anchor, or the
+        path or address of one. An anchor that does not know the ledger is refused.
 
     Attributes:
       budget: the budget, for components and for `declare`.
@@ -64,7 +64,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
     Raises:
       ConfigurationError: an argument is out of range.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
-      LedgerError: no ledger is there, it is broken, cannot be read, or is not the one that the anchor knows.
+      LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
 
     Example:
       >>> handler = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6)
@@ -103,11 +103,11 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         Args:
           store: a path, `postgresql://...`, or a store.
           name: which of the ledgers there; a store has only one.
-          anchor: a second place that remembers the ledger's last line, or its path or address.
-          adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused. Once, to add one.
+          anchor: a second store of the ledger's last line, or its path or address.
+          adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once.
 
         Raises:
-          LedgerError: no ledger is there, it is broken, cannot be read, or is not the one that the anchor knows.
+          LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
         """
         place, second = hidden(store), hidden(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
@@ -127,7 +127,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         name: str = "budget",
         anchor: AnchorPlace | None = None,
     ) -> Self:
-        """Makes a ledger, once; afterwards it is opened.
+        """Creates a ledger, once; use `open` afterwards.
 
         Args:
           store: a path, `postgresql://...`, or a store that holds no ledger yet.
@@ -135,11 +135,11 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
           delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
           adjacency: the neighbouring relation of everything on this ledger.
           name: public name of the ledger; a database may hold several.
-          anchor: a second place that remembers the ledger's last line, or its path or address; a missing file is made.
+          anchor: a second store of the ledger's last line, or its path or address; a missing file is created.
 
         Raises:
-          ConfigurationError: an argument is out of range; nothing was made.
-          LedgerError: a ledger of that name is there already, or none can be written.
+          ConfigurationError: an argument is out of range; nothing was created.
+          LedgerError: a ledger of that name exists already, or none can be written.
         """
         place, second = hidden(store), hidden(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
@@ -195,7 +195,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         return self.budget.remaining_delta
 
     def report(self) -> PrivacyReport:
-        """Returns what was promised to whom; see `Budget.report`."""
+        """Returns the report of all shares; see `Budget.report`."""
         return self.budget.report()
 
     def plan(self, *, epsilon: float | None = None, delta: float | None = None) -> AbstractContextManager[JointPlan]:
@@ -203,11 +203,11 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
         return self.budget.plan(epsilon=epsilon, delta=delta)
 
     def gdp_pool(self, component: str, *, epsilon: float, delta: float | None = None) -> GdpPool:
-        """Sets a Gaussian pool aside; see `Budget.gdp_pool`."""
+        """Reserves a Gaussian pool; see `Budget.gdp_pool`."""
         return self.budget.gdp_pool(component, epsilon=epsilon, delta=delta)
 
     def zcdp_pool(self, component: str, *, epsilon: float, delta: float | None = None) -> ZCdpPool:
-        """Sets a zCDP pool aside; see `Budget.zcdp_pool`."""
+        """Reserves a zCDP pool; see `Budget.zcdp_pool`."""
         return self.budget.zcdp_pool(component, epsilon=epsilon, delta=delta)
 
     def bind(self, private: PrivateExamples) -> None:
@@ -230,7 +230,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
     ignore_custom_event = property(_ignored)
 
     def __repr__(self) -> str:
-        # Half made, where an argument was refused, it is shown by crash reporters.
+        # Crash reporters show a handler whose constructor raised, without a budget.
         return f"PrivacyBudgetCallbackHandler({getattr(self, 'budget', 'not made')!r})"
 
     def __copy__(self) -> PrivacyBudgetCallbackHandler:
@@ -244,7 +244,7 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
 
 
 _ACTIVE: ContextVar[PrivacyBudgetCallbackHandler | None] = ContextVar("dpicl_privacy_budget", default=None)
-# Once, at import: every registration stays in LangChain's global list for ever.
+# Once, at import: LangChain never removes a registration from its global list.
 register_configure_hook(_ACTIVE, inheritable=True)
 
 
@@ -259,16 +259,15 @@ def get_privacy_budget_callback(
     anchor: AnchorPlace | None = None,
     handler: PrivacyBudgetCallbackHandler | Budget | None = None,
 ) -> Iterator[PrivacyBudgetCallbackHandler]:
-    """Makes a budget the one that components find while the block runs.
+    """Makes a budget the one that components use by default inside the block.
 
     Args:
       epsilon: limit of the ledger (not with `handler`); with `store`, None takes the ledger's own limits.
       delta: limit of the ledger (not with `handler`); with `store`, None takes the ledger's own limits.
-      adjacency: neighbouring relation of the ledger; not looked at where it has its own limits.
-      store: where the ledger lives: as for `PrivacyBudgetCallbackHandler`. None: in memory, which dies with this
-        process.
+      adjacency: neighbouring relation of the ledger; ignored if the ledger's own limits are used.
+      store: where the ledger lives: as for `PrivacyBudgetCallbackHandler`. None: in memory, until this process ends.
       name: public name of the ledger.
-      anchor: a second place that remembers the ledger's last line.
+      anchor: a second store of the ledger's last line.
       handler: an existing handler or budget to use instead of a ledger.
 
     Yields:
@@ -279,20 +278,20 @@ def get_privacy_budget_callback(
 
     Example:
       >>> with get_privacy_budget_callback(epsilon=1.0, delta=1e-6) as budget:
-      ...     found = resolve_budget()
-      >>> found is budget.budget
+      ...     resolved = resolve_budget()
+      >>> resolved is budget.budget
       True
     """
     place, second = hidden(store), hidden(anchor)
     del store, anchor  # crash reporters show the variables of a frame that raises
-    given = [limit for limit in (epsilon, delta) if limit is not None]
-    alone = handler is not None and not given and place() is None and second() is None
-    if not alone and (handler is not None or len(given) == 1 or (place() is None and not given)):
+    limits = [limit for limit in (epsilon, delta) if limit is not None]
+    alone = handler is not None and not limits and place() is None and second() is None
+    if not alone and (handler is not None or len(limits) == 1 or (place() is None and not limits)):
         msg = "get_privacy_budget_callback: expected epsilon and delta, or the store= of a ledger, or handler= alone"
         raise ConfigurationError(f"{msg}; found another choice of them.")
     if handler is not None:
-        held = budget_of(handler, "handler")
-        active = PrivacyBudgetCallbackHandler.from_budget(held) if isinstance(handler, Budget) else handler
+        budget = budget_of(handler, "handler")
+        active = PrivacyBudgetCallbackHandler.from_budget(budget) if isinstance(handler, Budget) else handler
     else:
         active = _active(place, second, name, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency})
     token = _ACTIVE.set(active)
@@ -316,44 +315,36 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
     Formal guarantees:
       - Fails closed: no budget, or two different ones, is an error, never a default.
 
-    Args:
-      budget: what the constructor was given: a `Budget`, a handler, or None.
-      config: a RunnableConfig; inside a run its callbacks are found without it.
-
     Raises:
-      NoPrivacyBudgetError: none was given, found in the config or active in the context.
+      NoPrivacyBudgetError: there is none in the constructor, the config or the context.
       PrivacyBudgetMismatchError: the constructor's budget is not the one in the config or context, or the config
         holds several.
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
-    given = None if budget is None else budget_of(budget, "budget")
-    found, place = _budgets_in(config), "the config's callbacks"
+    own = None if budget is None else budget_of(budget, "budget")
+    budgets, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()
-    if not found and active is not None:
-        found, place = {active.budget.ledger_id: active.budget}, "the block of get_privacy_budget_callback"
-    if given is not None:
-        if found and given.ledger_id not in found:
-            msg = f"budget: expected {_name(given)}, given to the constructor, found {_names(found)} in {place}."
+    if not budgets and active is not None:
+        budgets, place = {active.budget.ledger_id: active.budget}, "the block of get_privacy_budget_callback"
+    if own is not None:
+        if budgets and own.ledger_id not in budgets:
+            msg = f"budget: expected {_name(own)}, given to the constructor, found {_names(budgets)} in {place}."
             raise PrivacyBudgetMismatchError(msg + " Pass the same budget in both places, or in one.")
-        return given
-    if len(found) > 1:
-        msg = f"budget: expected one budget, found {_names(found)} in {place}. Give the component budget=."
+        return own
+    if len(budgets) > 1:
+        msg = f"budget: expected one budget, found {_names(budgets)} in {place}. Give the component budget=."
         raise PrivacyBudgetMismatchError(msg)
-    if not found:
+    if not budgets:
         msg = (
             "budget: expected a privacy budget, found none. Give budget=PrivacyBudgetCallbackHandler(epsilon=..., "
             "delta=...), pass that handler in config['callbacks'], or use `with get_privacy_budget_callback(...)`."
         )
         raise NoPrivacyBudgetError(msg)
-    return next(iter(found.values()))
+    return next(iter(budgets.values()))
 
 
 def budget_of(given: Any, name: str) -> Budget:
-    """Returns the budget that a `Budget` or a handler is or carries.
-
-    Raises:
-      ConfigurationError: it is neither.
-    """
+    """Returns a `Budget`, or the budget of a handler; refuses everything else."""
     if isinstance(given, Budget):
         return given
     if isinstance(given, PrivacyBudgetCallbackHandler):
@@ -376,14 +367,7 @@ _EXPECTED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_config(config: Any) -> None:
-    """Refuses what is no RunnableConfig before LangChain reads it, as a client that is not trusted may send one.
-
-    Args:
-      config: a mapping, or None.
-
-    Raises:
-      ConfigurationError: it is something else, or one of its members is of another type than LangChain's.
-    """
+    """Refuses an invalid RunnableConfig before LangChain reads it: an untrusted client may have sent it."""
     if config is None:
         return
     if not isinstance(config, Mapping):
@@ -403,24 +387,21 @@ def check_config(config: Any) -> None:
 
 
 def check_configs(configs: Any) -> None:
-    """Is `check_config`, for what a batch takes: one config, or a list with one for each input."""
+    """As `check_config`, for a batch: one config, or a list with one for each input."""
     for config in configs if isinstance(configs, Sequence) and not isinstance(configs, str) else [configs]:
         check_config(config)
 
 
 def may_wait(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> bool:
-    """Whether the ledger of the budget that is found is on a disk or a server, so that its writes may take a while.
-
-    Async code then takes them off the event loop. Where no budget is found: False; the call that needs one refuses.
-    """
+    """Whether the budget's ledger is on a disk or server, so that async code must not write it on the event loop."""
     try:
         return resolve_budget(budget, config).durable
-    except DPICLError:
+    except DPICLError:  # no budget: the call that needs one refuses
         return False
 
 
 def shown_left(left: Callable[[], int]) -> str:
-    """Returns how many tickets are left, as a repr shows it: a ledger that is out makes no repr fail."""
+    """Returns the number of remaining tickets for a repr, or the error's type if the ledger cannot be read."""
     try:
         return str(left())
     except LedgerError as error:
@@ -430,9 +411,9 @@ def shown_left(left: Callable[[], int]) -> str:
 def _budgets_in(config: RunnableConfig | Mapping[str, Any] | None) -> dict[str, Budget]:
     """Returns the budgets among the config's handlers, by ledger."""
     check_config(config)
-    given = None if config is None else config.get("callbacks")
-    # Callbacks of a config take the place of the run's, so only without them the run is asked.
-    callbacks = ensure_config().get("callbacks") if given is None else given
+    own = None if config is None else config.get("callbacks")
+    # Callbacks of a config replace those of the run.
+    callbacks = ensure_config().get("callbacks") if own is None else own
     handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", [])
     budgets = [handler.budget for handler in handlers if isinstance(handler, PrivacyBudgetCallbackHandler)]
     return {budget.ledger_id: budget for budget in budgets}
@@ -442,5 +423,5 @@ def _name(budget: Budget) -> str:
     return f"{budget.name!r} (ledger {budget.ledger_id})"
 
 
-def _names(found: Mapping[str, Budget]) -> str:
-    return " and ".join(sorted(map(_name, found.values())))
+def _names(budgets: Mapping[str, Budget]) -> str:
+    return " and ".join(sorted(map(_name, budgets.values())))

@@ -19,15 +19,15 @@ from langchain_dpicl.release.partition import check_fixed_size
 
 
 class SharePlan(Protocol):
-    """What a component plans to release, in numbers that are public."""
+    """The public plan of what a component releases."""
 
     @property
     def release(self) -> object:
-        """How one thing is released; where labels split the units, of the first label."""
+        """One release of the plan; of the first label if labels split the units."""
 
     @property
     def epsilon(self) -> float:
-        """Upper bound of all of it at `delta`."""
+        """Upper bound of the whole plan's epsilon at `delta`."""
 
     @property
     def delta(self) -> float:
@@ -38,7 +38,7 @@ class SharePlan(Protocol):
         """The declared gap of the noise."""
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """What may run, and how often."""
+        """The tickets of the plan."""
 
 
 def declare_share(
@@ -54,20 +54,10 @@ def declare_share(
     """Binds the examples to the budget's ledger and sets the plan's share aside.
 
     Formal guarantees:
-      - What can be refused is refused before the examples are bound, and nothing is charged.
+      - Every check runs before the examples are bound; declaring charges nothing.
 
-    Args:
-      private: the examples.
-      budget: who pays.
-      plan: what is paid for.
-      component: public name, one per share.
-      epsilon: the share; None: what the plan costs.
-      public: parameters to show in reports.
-      engines: what is given private text, or holds what is; reports name where it is sent to.
-
-    Raises:
-      ConfigurationError: a public fault.
-      PrivacyBudgetError: the share does not fit, is sealed on other terms, or the examples are another ledger's.
+    `epsilon` is the share (None: the plan's cost), `public` what reports show, and `engines` are the models and
+    embeddings that get private text, whose hosts reports name.
     """
     check_name("component", component)
     private.check_delta(budget.delta)
@@ -103,11 +93,7 @@ def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:
 
 
 def share_of_delta(budget: LedgerBudget, *, epsilon: float | None, delta: float | None) -> float:
-    """Returns the delta of a share: what is given, or in proportion to its epsilon.
-
-    Raises:
-      ConfigurationError: neither is given.
-    """
+    """Returns the requested delta of a share, or the one in proportion to its epsilon."""
     if delta is not None:
         return delta
     if epsilon is None:

@@ -1,4 +1,4 @@
-"""Draws pictures of a privacy report: what is reserved, by which component, and epsilon over delta."""
+"""Plots a privacy report: reserved epsilon over time and by share, and epsilon over delta."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _figure(width: float, height: float) -> Figure:
     except ModuleNotFoundError:
         raise ConfigurationError("plot: expected matplotlib, found none. Install langchain-dpicl[plot].") from None
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)  # no display is asked for, and nothing of pyplot is left behind
+    FigureCanvasAgg(figure)  # needs no display, and leaves no pyplot state
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The budget that users hold: a ledger's budget with joint plans, pools, an anchor and reports."""
+"""Adds joint plans, pools, anchors and reports to the budget of a ledger."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ class Budget(LedgerBudget):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
-      - Nothing is granted if the ledger cannot be read, verified or written, or, with an anchor, is not the one that
-        the anchor knows.
+      - Nothing is granted if the ledger cannot be read, verified or written, or does not match its anchor.
 
     Args:
       epsilon: limit for the ledger's whole life.
       delta: limit for the ledger's whole life; at most 1/(10 * public_size) of every data set bound.
       adjacency: the one neighbouring relation of everything on this ledger.
-      store: where the ledger lives; None: in memory, which dies with this process. A store that was merely opened
-        makes no ledger: it holds one, or is refused.
+      store: where the ledger lives; None: in memory, until this process ends. A store that was opened rather than
+        created has to hold a ledger.
       name: public name for reports.
-      anchor: a second place that remembers the ledger's last line, so that an older copy of the ledger is known.
-      adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused. Once, to add one.
+      anchor: a second store of the ledger's last line, which detects an older copy of the ledger.
+      adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
 
     Raises:
       ConfigurationError: an argument is out of range.
       PrivacyBudgetMismatchError: the store holds a ledger with other limits.
-      LedgerError: the ledger is broken, cannot be read, or is not the one that the anchor knows.
+      LedgerError: the ledger is broken, cannot be read, or does not match the anchor.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
 
@@ -73,7 +72,7 @@ class Budget(LedgerBudget):
         super().__init__(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name)
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
-        # The anchor first: a ledger that its anchor does not know would be refused.
+        # Write the anchor first: a ledger unknown to its anchor is refused when it is opened.
         if self._anchor is not None:
             write_anchor(self._anchor, wanted.ledger_id, (0, wanted.digest))
         return super()._created(wanted)
@@ -96,13 +95,13 @@ class Budget(LedgerBudget):
 
         Args:
           store: holds a ledger already.
-          anchor: a second place that remembers the ledger's last line.
-          adopt_anchor: take an anchor that does not know the ledger, which is otherwise refused.
+          anchor: a second store of the ledger's last line.
+          adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused.
 
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
-          LedgerRollbackError: the anchor does not know the ledger, or knows a line that is not on it.
-          ConfigurationError: `store` is no store, or `anchor` no anchor.
+          LedgerRollbackError: the anchor does not know the ledger, or holds a line that the ledger lacks.
+          ConfigurationError: `store` or `anchor` is of another type.
         """
         header = check_store(store).header()
         if header is None:
@@ -119,12 +118,12 @@ class Budget(LedgerBudget):
         )
 
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
-        """Refuses a new share that cannot fit; inside `plan()` it is judged when the plan ends."""
+        """Refuses a new share that cannot fit; inside `plan()` it is checked when the plan ends."""
         if self._promises.open_plan is None:
             super().check_fits(component, epsilon=epsilon, delta=delta)
 
     def fresh_name(self, prefix: str) -> str:
-        """Returns `prefix`, or `prefix-2`, ...: the first component name that was not given or used before.
+        """Returns the first of `prefix`, `prefix-2`, ... that no component uses.
 
         Args:
           prefix: what the name starts with.
@@ -138,7 +137,7 @@ class Budget(LedgerBudget):
         """Opens a joint plan: components declared inside the block are composed together and cost less.
 
         On a clean exit the joint cost becomes one share; components can reserve from then on. An exception
-        declares nothing. Components declared by other threads meanwhile are not part of it.
+        declares nothing. Components that other threads declare are not part of it.
 
         Args:
           epsilon: the joint share; None: what it costs.
@@ -153,7 +152,7 @@ class Budget(LedgerBudget):
     def gdp_pool(
         self, component: str, *, epsilon: float, delta: float | None = None, implementation_delta: float = 0.0
     ) -> GdpPool:
-        """Sets a share aside for unsampled Gaussian releases whose noise is chosen on the way.
+        """Reserves a share for unsampled Gaussian releases with adaptively chosen noise.
 
         Args:
           component: public name, one per share.
@@ -172,7 +171,7 @@ class Budget(LedgerBudget):
     def zcdp_pool(
         self, component: str, *, epsilon: float, delta: float | None = None, implementation_delta: float = 0.0
     ) -> ZCdpPool:
-        """Sets a share aside for unsampled zCDP releases whose parameters are chosen on the way.
+        """Reserves a share for unsampled zCDP releases with adaptively chosen parameters.
 
         Args:
           component: public name, one per share.
@@ -189,43 +188,42 @@ class Budget(LedgerBudget):
         return ZCdpPool(self._desk, pool, self._promises.admit(pool))
 
     def report(self) -> PrivacyReport:
-        """Returns what was promised to whom, from public values only; `verify_report` recomputes it."""
+        """Returns the report of all shares, from public values only; `verify_report` recomputes it."""
         with self._desk.lock:
             state = self._desk.refresh()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
             pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
-            named = sorted({*state.allowed_wrappers, *allowed_wrappers()})
+            wrappers = sorted({*state.allowed_wrappers, *allowed_wrappers()})
             shares = [*sealed, *pending]
-            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, named)
+            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, wrappers)
 
     def check_receipt(self, receipt: Any) -> None:
-        """Holds a receipt against the ledger: the line that it names must stand there unchanged.
+        """Compares a receipt with the ledger, which must hold the receipt's line unchanged.
 
-        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were spent.
+        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were used.
 
         Args:
           receipt: a `Receipt`, a `Reservation`, or anything with (or a dict of) `ledger_id`, `entry` and `entry_hash`.
             Without an entry nothing was charged, and only the ledger is compared; without a hash, only the number.
 
         Raises:
-          ConfigurationError: it is no such thing.
-          PrivacyBudgetMismatchError: it is of another ledger.
-          LedgerRollbackError: the line is gone or another: an older copy took the ledger's place.
+          ConfigurationError: it is of another type.
+          PrivacyBudgetMismatchError: it names another ledger.
+          LedgerRollbackError: the line is missing or another: an older copy replaced the ledger.
         """
         check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
     def dangling(self) -> tuple[OpenReservation, ...]:
         """Returns the reservations with tickets neither committed nor given back, in order. For the operator.
 
-        They are counted as spent and stay so. Some are under way right now, in this or another process; the others
-        were left by a crash, a failure, or a block that paid for more than was released. Not part of a report: shown
-        beside releases, it would tell when the model was out.
+        They count as spent. Some are in use, in this or another process; the others were left by a crash, a failure, or
+        a block that was charged more than it released. Reports leave them out, because they tell when a model failed.
         """
         with self._desk.lock:
             return tuple(self._desk.refresh().open_reservations())
 
     def close(self) -> None:
-        """Closes the store, if it can be closed. The budget and all that was taken from it are of no use afterwards."""
+        """Closes the store, if it can be closed. The budget and its shares cannot be used afterwards."""
         close = getattr(self._store, "close", None)
         if close is not None:
             close()

@@ -1,4 +1,4 @@
-"""Exact sums of public amounts, rounding to a stated side, and checks of public names."""
+"""Adds public amounts exactly, rounds them to a stated side, and checks public names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import fail, plain_or_type
 
-# A float stands for the decimal that a person reads: ten shares of 0.1 fill a budget of 1 exactly.
+# A float counts as the decimal that `repr` shows, so that ten shares of 0.1 fill a budget of 1 exactly.
 
 MAX_NAME_LENGTH = 200
 PRINTABLE = f"a printable string of 1 to {MAX_NAME_LENGTH} characters"
 """What a public name is, in words."""
 
 Amount: TypeAlias = Fraction | int
-"""An exact amount; whole ones are kept as `int`, which adds and compares faster."""
+"""An exact amount; whole amounts are `int`, which adds and compares faster."""
 
 _WHOLE_FLOATS = 2**53
 
@@ -28,7 +28,7 @@ def exact(value: float) -> Fraction:
 def round_down(value: Amount) -> float:
     """Returns the largest float whose decimal is not above `value`, up to one unit in the last place."""
     out = float(value)
-    if type(value) is int and -_WHOLE_FLOATS <= value <= _WHOLE_FLOATS:  # a float of its own, and so its decimal
+    if type(value) is int and -_WHOLE_FLOATS <= value <= _WHOLE_FLOATS:  # exact as a float
         return out
     while exact(out) > value:
         out = math.nextafter(out, -math.inf)

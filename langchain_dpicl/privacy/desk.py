@@ -1,4 +1,4 @@
-"""Writes a ledger: reads what is new, decides and appends, all inside one exclusive transaction of its store."""
+"""Writes a ledger: reads new lines, decides and appends inside one exclusive transaction of the store."""
 
 from __future__ import annotations
 
@@ -34,23 +34,13 @@ from langchain_dpicl.privacy.tickets import Component, ShareTerms
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """Where a declared share stands in this process.
-
-    Attributes:
-      terms: what it is charged; None while the plan it belongs to is open.
-      refusal: why it can no longer be used; "" if it can.
-    """
+    """The terms of a declared share (None while its plan is open), and why it can no longer be used ("" if it can)."""
 
     terms: ShareTerms | None = None
     refusal: str = ""
 
     def usable_terms(self, name: str) -> ShareTerms:
-        """Returns the terms to seal.
-
-        Raises:
-          ConfigurationError: the plan is still open.
-          SealedShareError: the share was replaced or given up.
-        """
+        """Returns the terms to seal; refuses an open plan, and a share that was replaced or given up."""
         if self.refusal:
             raise SealedShareError(f"{name!r}: {self.refusal} Use the share declared last, or declare it again.")
         if self.terms is None:
@@ -64,7 +54,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Writer:
-    """Appends lines and applies each to the state at once."""
+    """Appends lines and applies each of them to the state at once."""
 
     view: LedgerTransaction
     state: LedgerState
@@ -75,7 +65,7 @@ class _Writer:
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         self.wrote = True
         record = self.view.append(kind, body)
-        # A store of others may return anything; ours took the hash from these very members a moment ago.
+        # A third-party store may return any record; our own computed the hash from these members just now.
         self.state.apply(record, is_hashed=self.is_ours)
         self.applied(record)
         return record
@@ -85,7 +75,7 @@ class Desk:
     """Serialises this process's reads and writes of one ledger. Safe for threads, and for processes on a durable store.
 
     Formal guarantees:
-      - What is granted is granted after the line that charges it stands in the store.
+      - Tickets are granted only after the store holds the line that charges them.
       - A ledger on which a line that was seen before is gone or changed grants nothing.
     """
 
@@ -100,19 +90,19 @@ class Desk:
         self._lock: AbstractContextManager[bool] = threading.RLock()
         self._locks = {self._pid: self._lock}  # by process
         self._state = LedgerState(header)
-        self._seen = (0, "")  # number and hash of the last line that stood, kept when the state is read anew
+        self._seen = (0, "")  # last line ever seen, kept when the state is read anew
         self._agreed: dict[str, tuple[Component, Component]] = {}
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
-        """Held by the one thread of this process that reads or writes the ledger; reentrant."""
+        """The reentrant lock of this process for reading and writing the ledger."""
         # After a fork the parent's lock may be held by a thread that does not exist here.
         if self._pid != os.getpid():
             self._move_in()
         return self._lock
 
     def _move_in(self) -> None:
-        """Starts afresh in a forked child: the parent may have held the lock, or been about to write, as it forked."""
+        """Takes a new lock and state in a forked child: the parent may have held the lock while it forked."""
         here = os.getpid()
         lock = self._locks.setdefault(here, threading.RLock())
         with lock:
@@ -125,21 +115,21 @@ class Desk:
         """Forgets what was read, so that the ledger is read from its first line."""
         self._state = LedgerState(self.header)
 
-    # The five methods below are where `extensions.ledger_outages` and `extensions.ledger_anchor` add their checks.
+    # `extensions.ledger_outages` and `extensions.ledger_anchor` override the five methods below.
 
     def _turn(self) -> AbstractContextManager[object]:
         """Waits until this thread may read or write."""
         return self.lock
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:  # noqa: ARG002
-        """Reads what is new, before it is looked at or written behind."""
+        """Applies new lines, before the state is used or a line is appended."""
         self._catch_up(source)
 
     def _applied(self, record: LedgerRecord) -> None:
-        """Is called with every line that was read or written."""
+        """Called with every line that was read or written."""
 
     def _after_commit(self) -> None:
-        """Is called after lines were committed, before anything is granted."""
+        """Called after lines were committed, before anything is granted."""
 
     def _verify_lines(self) -> None:
         """Checks every line from the first on."""
@@ -147,18 +137,14 @@ class Desk:
         self.refresh()
 
     def refresh(self) -> LedgerState:
-        """Returns the state after every committed line.
-
-        Raises:
-          LedgerError: the ledger went back in time, was changed, or cannot be read.
-        """
+        """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
         with self._turn():
             self._read(self.store)
             return self._state
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[_Writer]:
-        """Opens the ledger for this thread alone, caught up; its lines stand if the block ends well."""
+        """Opens the ledger for this thread alone, with every line read; commits if the block raises nothing."""
         with self._turn():
             writer = None
             try:
@@ -169,7 +155,7 @@ class Desk:
                 self._seen = (self._state.seq, self._state.head)
                 self._after_commit()
             except BaseException:
-                # Whether lines that were written stand is the store's word: read it again from the start.
+                # Only the store knows whether the lines were committed: read the ledger again from the start.
                 if writer is not None and writer.wrote:
                     self._start_anew()
                 raise
@@ -196,11 +182,7 @@ class Desk:
         self._seen = (known.seq, known.head)
 
     def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line.
-
-        Raises:
-          LedgerError: a line was changed, dropped or breaks a rule.
-        """
+        """Recomputes the whole chain and every rule from the first line."""
         if self.store.header() != self.header:
             raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
         with self.lock:
@@ -217,22 +199,21 @@ class Desk:
         return head
 
     def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
-        """Binds a data set: attaches the examples, then writes each of their declarations unless it stands already.
-
-        All of them or none: units that were declared again have their first declaration before this one.
+        """Attaches the examples, then writes all of their declarations that the ledger does not hold yet, or none.
 
         Raises:
-          PrivacyBudgetMismatchError: the name has another declaration here, or another ledger of the same place.
+          PrivacyBudgetMismatchError: the name has another declaration here, or belongs to another ledger of the store.
         """
         with self.exclusive() as writer:
             known = writer.state.bindings
             for declaration in declarations:
                 _check_declared(known.get(declaration["dataset_id"]), declaration)
-            keep: Callable[[str], object] | None = getattr(writer.view, "bind", None)
-            if keep is not None:  # a place of several ledgers, where no other may have it
+            claim: Callable[[str], object] | None = getattr(writer.view, "bind", None)
+            if claim is not None:  # a store of several ledgers, of which only one may bind a data set
+                # Sorted, so that two processes that bind the same data sets cannot deadlock.
                 for name in sorted(declaration["dataset_id"] for declaration in declarations):
-                    keep(name)  # in one order, so that two who bind the same ones never wait for each other
-            # First, so that examples are never on a ledger of which their handle knows nothing.
+                    claim(name)
+            # Attach first, so that a ledger never holds examples whose handle is not bound to it.
             attach(self.header.ledger_id)
             for declaration in declarations:
                 if declaration["dataset_id"] not in known:
@@ -249,61 +230,50 @@ class Desk:
         tenant: str | None = None,
         tenant_cap: int | None = None,
     ) -> LedgerRecord:
-        """Reserves tickets durably and returns the reservation's line; the first one seals the share.
-
-        Raises:
-          PrivacyBudgetExceededError: not so many tickets are left, to all or to the tenant, or the share no longer
-            fits.
-          SealedShareError: the share was replaced, or is sealed on other terms.
-          ConfigurationError: its plan is still open.
-        """
+        """Reserves tickets durably and returns the reservation's line; the first reservation seals the share."""
         cost = unit_cost(component.kind, amount) * count
         with self.exclusive() as writer:
             terms = standing.usable_terms(component.name)
             sealed = writer.state.sealed_component(component.name)
             if sealed is None:
-                left = allowance(component, slot)
+                remaining = allowance(component, slot)
             else:
                 self._check_same_terms(component, sealed)
-                left = writer.state.left(component.name, slot)
-            if cost > left:
-                raise too_few(component, slot, cost, left)
+                remaining = writer.state.left(component.name, slot)
+            if cost > remaining:
+                raise too_few(component, slot, cost, remaining)
             if tenant_cap is not None:
                 check_tenant(writer.state, component, tenant or "", count=count, cap=tenant_cap)
-            # In one transaction: no share is sealed without a reservation, and none is reserved from unsealed.
+            # In the same transaction as the reservation: a ledger never holds one line without the other.
             if sealed is None:
                 self._seal(writer, terms)
             body: dict[str, Any] = {"component": component.name, "template": slot[0], "label": slot[1]}
             body |= {"count": count, "amount": float(amount)}
             if tenant is not None:
                 body["tenant"] = tenant
-            if named := self._allowed_wrappers():
-                body["allowed_wrappers"] = list(named)
+            if wrappers := self._allowed_wrappers():
+                body["allowed_wrappers"] = list(wrappers)
             if self.store.durable:
-                # Two copies of one ledger that both go on, at the same second and for the same, write two lines.
+                # Makes the lines of two diverging copies differ, even for equal requests in the same second.
                 body["nonce"] = secrets.token_hex(8)
             return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
-        """Compares the terms once for each pair of objects, which never change."""
+        """Compares the terms once for each pair of components, which are immutable."""
         seen = self._agreed.get(wanted.name)
         if seen is None or seen[0] is not wanted or seen[1] is not sealed:
             check_same_terms(wanted, sealed)
             self._agreed[wanted.name] = wanted, sealed
 
     def _seal(self, writer: _Writer, terms: ShareTerms) -> None:
-        taken = [c.name for c in terms.components if c.name in writer.state.shares]
-        if taken:
-            raise SealedShareError(f"{taken}: sealed meanwhile by another process. Declare the plan again.")
-        for name, spent, limit, wanted in self._sums(writer.state, terms):
-            if exact(wanted) > limit - spent:
-                raise exceeded(name, wanted, max(limit - spent, Fraction(0)), "Other processes sealed shares first.")
+        sealed = [c.name for c in terms.components if c.name in writer.state.shares]
+        if sealed:
+            raise SealedShareError(f"{sealed}: sealed meanwhile by another process. Declare the plan again.")
+        for name, spent in zip(("epsilon", "delta"), writer.state.spent, strict=True):
+            requested, remaining = getattr(terms, name), exact(getattr(self.header, name)) - spent
+            if exact(requested) > remaining:
+                raise exceeded(name, requested, max(remaining, Fraction(0)), "Other processes sealed shares first.")
         writer.append(SEAL, terms.to_dict())
-
-    def _sums(self, state: LedgerState, terms: ShareTerms) -> Iterator[tuple[str, Fraction, Fraction, float]]:
-        epsilon, delta = state.spent
-        yield "epsilon", epsilon, exact(self.header.epsilon), terms.epsilon
-        yield "delta", delta, exact(self.header.delta), terms.delta
 
     def settle(self, kind: str, reservation: int, count: int) -> None:
         """Records that reserved tickets were committed or given back."""
@@ -312,11 +282,7 @@ class Desk:
 
 
 def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
-    """Refuses another declaration than the one that stands; a key that only one of them has differs unless it is None.
-
-    Raises:
-      PrivacyBudgetMismatchError: it is another.
-    """
+    """Refuses a declaration that differs from the bound one; a missing key counts as None."""
     if known is None:
         return
     changed = [key for key in {**known, **declaration} if known.get(key) != declaration.get(key)]

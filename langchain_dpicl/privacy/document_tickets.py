@@ -1,4 +1,4 @@
-"""Names the tickets of a store of synthetic documents: one histogram over all units, then texts by topic place."""
+"""Names the tickets of synthetic documents: one histogram over all units, then texts for each topic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOPIC_TEMPLATE = "topics: one noisy histogram of keywords"
 """The ticket template of the histogram."""
 MOST_TOPICS = 1000
 BY_COINS = frozenset({"poisson", "disjoint"})
-"""Samplings of texts that need no number of units: that of a topic is private, under both adjacencies."""
+"""Sampling methods that use no number of units, since the number in a topic is private."""
 
 
 def places(num_topics: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Holds private examples so that only releases that a ledger paid for can read them."""
+"""Holds private examples, which only releases that are charged to a ledger can read."""
 
 from __future__ import annotations
 
@@ -30,48 +30,47 @@ __all__ = ["Pool", "PrivateExamples"]
 
 
 class _Bond:
-    """What all declarations of the same units share: their ledger, or that they were opened without one."""
+    """The state that all declarations of the same units share."""
 
     __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
 
     def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
-        self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None: done
+        self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None after the first call
         self.lock = threading.Lock()
-        # Those that are split by topics: the same declaration is the same object.
+        # The examples that are split by topics; `topic_examples` returns one object for equal declarations.
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
-        self.exposed = False
+        self.exposed = False  # opened without a charge
 
 
 class PrivateExamples(Opaque):
-    """Private examples, readable only through releases that a ledger paid for.
+    """Private examples, readable only through releases that are charged to a ledger.
 
     Formal guarantees:
-      - A unit (one record, or all records of one `unit_key`) stands at one position of one label, chosen by a rule
-        that looks at that unit alone; adding or removing a unit changes no other unit.
+      - A unit (one record, or all records of one `unit_key`) has one position in one label, chosen by a rule that
+        looks at that unit alone; adding or removing a unit changes no other unit.
       - After construction nothing depends on the records: no length, iteration, equality by content, pickle or
         copy exists, and no error, repr or format shows content or counts.
-      - Attached to at most one ledger, for ever; once attached it refuses every path without a charge, and once
-        opened without a charge it can never be attached.
+      - They are attached to at most one ledger, permanently; attached examples refuse every read without a charge, and
+        examples that were read without a charge can never be attached.
 
     Args:
       records: texts, or mappings with the declared fields. Zero records are fine.
-      public_size: declared number of units, or one number per label. Public; it sets sampling rates and has to be
-        given. It need not be right for the privacy guarantee, only for utility.
+      public_size: declared number of units, or one number per label. Public and required; it sets sampling rates. A
+        wrong number costs utility, not privacy.
       text_key: field that holds the text.
       label_key: field that holds the label, if labels split the examples.
       labels: every label that may occur, in the order that breaks ties. Public.
-      unit_key: field that names the unit (a user, say). None: every record is a unit of its own.
+      unit_key: field that names the unit (for instance a user). None: every record is a unit of its own.
       fields: further text fields that prompts may use.
       dataset_id: declared name of the data set. Public; two data sets on one ledger need two names.
-      max_chars: characters kept of each text; the rest is cut, never refused. Public.
-      records_per_unit: records kept of each unit, the first ones. Public.
+      max_chars: characters kept of each text; longer texts are cut. Public.
+      records_per_unit: the number of first records kept of each unit. Public.
 
     Raises:
       ConfigurationError: a public argument is out of range.
       RecordError: a record lacks a field, holds no text or an undeclared label, or a unit has another label than in
-        examples of this `dataset_id` that this process has bound to a ledger that still exists. Index and value are
-        hidden.
+        examples of this `dataset_id` that this process bound to an existing ledger. Index and value are hidden.
 
     Example:
       >>> private = PrivateExamples(
@@ -158,28 +157,28 @@ class PrivateExamples(Opaque):
         labels: Iterable[str] | None = None,
         fold_case: bool = True,
     ) -> PrivateExamples:
-        """Declares the same units again: with another size, or split by labels that were released meanwhile.
+        """Declares the same units again: with another size, or split by labels that were released since.
 
         Formal guarantees:
-          - The same units on the same ledger, for ever: what binds, opens or removes one declaration does so for all of
-            them, and what is released through each adds up on the one ledger. Binding one binds the first declaration
-            with it, under its name, so other processes cannot take the same units to another ledger of that place.
-          - The rule that gives a unit its label is part of the declaration: one name never holds two splits.
+          - All declarations share the units and the ledger: binding, opening or removing through one applies to all,
+            and their releases add up on one ledger. Binding one also binds the first declaration under its name, so
+            other processes cannot bind the same units to another ledger of the same store.
+          - The rule that gives a unit its label is part of the declaration: one name never has two splits.
           - A unit's label is chosen by looking at that unit alone: the most frequent of the declared labels among the
             values of `label_key` in its records, compared by the public rule of `normalized`, ties going to the label
             declared first. Its other records are left out; a unit without a declared label is in no label's branch.
 
         Args:
-          dataset_id: public name of this declaration, another one than before.
-          public_size: as of the constructor. The first declaration's has to go with the budget's delta as well.
-          label_key: a declared field that is to hold the label; None: labels stay as they are.
+          dataset_id: public name of this declaration; has to be new.
+          public_size: as in the constructor. The budget's delta has to suit the first declaration's as well.
+          label_key: a declared field that holds the new label; None: labels stay as they are.
           labels: every label that splits the units from now on, in the order that breaks ties. Public: declared, or
-            released by a discovery. Without `label_key`: those there are, in their order.
-          fold_case: whether upper and lower case are made one where labels are compared.
+            released by a discovery. Without `label_key`: the present labels, in their order.
+          fold_case: whether labels are compared without case.
 
         Raises:
-          ConfigurationError: a public argument is out of range, or examples that have a label are to get another.
-          RecordError: the units could not be split, as where memory ran out. It says no more, for whatever reason.
+          ConfigurationError: a public argument is out of range, or the examples have a label already.
+          RecordError: the units could not be split; the message hides the cause.
         """
         old, root = self._declared, self._root or self
         if dataset_id == old.dataset_id:
@@ -214,9 +213,9 @@ class PrivateExamples(Opaque):
             opened = self._redeclare(declared.labels, split)
         if opened is None:
             raise RecordError(NO_SPLIT)
-        made = PrivateExamples.__new__(PrivateExamples)
-        made._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
-        return made
+        again = PrivateExamples.__new__(PrivateExamples)
+        again._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
+        return again
 
     def _adopt(self, declared: Declaration, sealed: Sealed, bond: _Bond, root: PrivateExamples | None = None) -> None:
         self._declared = declared
@@ -271,14 +270,14 @@ class PrivateExamples(Opaque):
 
     @property
     def declaration(self) -> dict[str, Any]:
-        """Everything declared, as JSON values; what ledgers and reports show of these examples."""
+        """All declared values as JSON, as ledgers and reports show them."""
         return self._declared.to_dict()
 
     def public_size_of(self, label: str | None) -> int:
         """Returns the declared number of units of a label, or of all units for None.
 
-        One number declared over several labels counts as spread evenly, rounded down to at least 1: a public rule
-        that touches utility only.
+        One number declared over several labels counts as spread evenly, rounded down to at least 1; this affects
+        utility only.
 
         Args:
           label: a declared label, or None for all units.
@@ -295,10 +294,10 @@ class PrivateExamples(Opaque):
         return dict(size)[label]
 
     def check_delta(self, delta: float) -> None:
-        """Refuses a delta above 1 / (10 * public_size), sizes of all labels added; of the first declaration, too.
+        """Refuses a delta above 1 / (10 * public_size), for this and the first declaration of the units.
 
         Args:
-          delta: of the budget.
+          delta: the budget's delta.
 
         Raises:
           ConfigurationError: delta is out of range or above the limit.
@@ -314,7 +313,7 @@ class PrivateExamples(Opaque):
     def remove(self, unit: str | int) -> None:
         """Deletes the content of one unit. Its position stays, so rates, sampling and ledger do not change.
 
-        Says nothing about whether the unit was there. Releases made before the removal stay as they are.
+        Does not tell whether the unit existed. Releases made before the removal stay as they are.
 
         Args:
           unit: value of `unit_key` (7 and "7" name the same unit); without `unit_key`, the 0-based position that
@@ -333,29 +332,25 @@ class PrivateExamples(Opaque):
         self._remove(name)
 
     def _attach(self, ledger_id: str) -> None:
-        """Binds these examples to one ledger, for ever; the same ledger again changes nothing."""
+        """Binds these examples to one ledger, permanently; the same ledger again changes nothing."""
         with self._bond.lock:
             if self._bond.exposed:
-                msg = f"{self.dataset_id!r} was opened without privacy, so no ledger can protect it. Build it again."
+                msg = f"{self.dataset_id!r} was read without a charge, so no ledger can protect it. Build it again."
                 raise PrivateAccessError(msg)
             if self._bond.ledger_id not in {None, ledger_id}:
-                msg = (
-                    f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}. "
-                    "Use the budget it was bound to."
-                )
-                raise PrivacyBudgetMismatchError(msg)
+                raise self._other_ledger(ledger_id)
             self._bond.ledger_id = ledger_id
 
     def _keep_bound(self, ledger: object | None) -> None:
-        """Keeps, once, under which labels these units are bound; `ledger` is what dies with a ledger in memory."""
+        """Records the labels of bound units once; `ledger` is the store whose end frees the record, or None."""
         with self._bond.lock:
-            keep, self._bond.keep_bound = self._bond.keep_bound, None
-        if keep is not None and self._ledger_id is not None:
-            keep(self._ledger_id, ledger)
+            record, self._bond.keep_bound = self._bond.keep_bound, None
+        if record is not None and self._ledger_id is not None:
+            record(self._ledger_id, ledger)
 
     @property
     def _lineage(self) -> tuple[PrivateExamples, ...]:
-        """The first declaration of these units, then this one: what a ledger binds together."""
+        """The first declaration of these units, then this one; a ledger binds both."""
         return (self,) if self._root is None else (self._root, self)
 
     @property
@@ -363,22 +358,22 @@ class PrivateExamples(Opaque):
         return self._bond.ledger_id
 
     def _pool(self, label: str | None, *, ledger_id: str | None) -> Pool:
-        """Opens the pool of one label, or of all units: the private door, for the curator only."""
+        """Opens the pool of one label, or of all units. Only the curator may call this."""
         self._check_label(label)
         with self._bond.lock:
             if ledger_id is None:
                 self._expose()
             elif ledger_id != self._ledger_id:
-                msg = (
-                    f"{self.dataset_id!r}: expected ledger {self._ledger_id}, found {ledger_id}. "
-                    "Bind the examples with budget.bind(private) and use that budget."
-                )
-                raise PrivacyBudgetMismatchError(msg)
+                raise self._other_ledger(ledger_id)
         return self._open(label)
+
+    def _other_ledger(self, ledger_id: str) -> PrivacyBudgetMismatchError:
+        msg = f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}."
+        return PrivacyBudgetMismatchError(f"{msg} Use the budget on which budget.bind(private) was called.")
 
     def _expose(self) -> None:
         if self._ledger_id is not None:
-            msg = f"{self.dataset_id!r} is bound to a ledger and refuses every path without a privacy charge."
+            msg = f"{self.dataset_id!r} is bound to a ledger and refuses every read without a privacy charge."
             raise PrivateAccessError(msg)
         self._bond.exposed = True
 
@@ -392,18 +387,18 @@ class PrivateExamples(Opaque):
 
 
 _NO_SIZE = (
-    "Give PrivateExamples(records, public_size=...): a public figure or a round number, not the length of the records, "
-    "which would tell how many there are."
+    "Give PrivateExamples(records, public_size=...): a public figure or a round number, not the number of records, "
+    "which is private."
 )
 _MOVED = (
-    "records: expected every unit under the label that it has in the bound examples of this dataset_id, found another "
-    "label. The unit would be read under both labels at the price of one. Index and value are hidden; restore "
+    "records: expected every unit to have the label that it has in the bound examples of this dataset_id, found "
+    "another label. The unit would be read under two labels at the price of one. Index and value are hidden; restore "
     "the label, leave the unit out, or give these records a dataset_id and a share of their own."
 )
 
 
 def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[str, object | None], None]:
-    """Returns what keeps the labels once they are bound; a closure, so that no attribute shows how many there are."""
+    """Returns a closure over the labels, so that no attribute shows how many units there are."""
     return lambda ledger_id, ledger: keep_bound(labels, declared, ledger_id, ledger)
 
 

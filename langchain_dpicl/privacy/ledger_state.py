@@ -1,4 +1,4 @@
-"""Applies the lines of a ledger to its totals, by the one set of rules for writing, reading and verifying."""
+"""Applies the lines of a ledger to its totals, by one set of rules for writing, reading and verifying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Slot = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class SealedShare:
-    """A share whose charge stands, and when its first reservation sealed it."""
+    """The terms of a sealed share, and when its first reservation sealed it."""
 
     terms: ShareTerms
     stamp: str
@@ -80,23 +80,15 @@ def allowance(component: Component, slot: Slot) -> Amount:
 
 
 class LedgerState:
-    """Totals, shares, bindings and open reservations after the lines applied so far.
-
-    Attributes:
-      header: the ledger's limits.
-      seq: number of the last line applied.
-      head: its hash.
-      bindings: declarations of the data sets bound to this ledger, by `dataset_id`.
-      shares: the sealed share of each component.
-      allowed_wrappers: modules that operators named, in any process that reserved tickets; see `allow_wrappers`.
-    """
+    """Totals, shares, bindings and open reservations after the lines applied so far."""
 
     def __init__(self, header: LedgerHeader) -> None:
         self.header = header
-        self.seq = 0
-        self.head = header.digest
-        self.bindings: dict[str, Mapping[str, Any]] = {}
-        self.shares: dict[str, SealedShare] = {}
+        self.seq = 0  # number of the last line applied
+        self.head = header.digest  # its hash
+        self.bindings: dict[str, Mapping[str, Any]] = {}  # declarations by `dataset_id`
+        self.shares: dict[str, SealedShare] = {}  # by component
+        # Modules that operators named in any process that reserved tickets; see `allow_wrappers`.
         self.allowed_wrappers: frozenset[str] = frozenset()
         self._sealed: list[SealedShare] = []
         self._components: dict[str, Component] = {}
@@ -122,28 +114,23 @@ class LedgerState:
         return self._left[component, slot]
 
     def used_by(self, tenant: str, component: str) -> int:
-        """Returns how many tickets of a component a tenant has; lines that name no tenant are those of ""."""
+        """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
         return self._used.get((component, tenant), 0)
 
     def open_reservations(self) -> Iterator[OpenReservation]:
         """Yields the reservations with tickets neither committed nor given back, in order."""
-        for entry, held in sorted(self._open.items()):
-            yield OpenReservation(entry, held.component, *held.slot, held.unsettled, held.stamp)
+        for entry, opened in sorted(self._open.items()):
+            yield OpenReservation(entry, opened.component, *opened.slot, opened.unsettled, opened.stamp)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
         return self._components.get(name)
 
     def apply(self, record: LedgerRecord, *, is_hashed: bool = False) -> None:
-        """Takes in the next line.
-
-        Args:
-          record: the line.
-          is_hashed: whether its hash was computed just now from what it holds; then it is not computed again.
+        """Applies the next line; `is_hashed`: its hash was computed just now from its content.
 
         Raises:
-          LedgerError: the line is not the next of this chain, was changed, or breaks a rule. The state stays as
-            it was.
+          LedgerError: the line does not follow in the chain, was changed, or breaks a rule; the state is unchanged.
         """
         follows = record.seq == self.seq + 1 and record.prev == self.head
         if not follows or not (is_hashed or record.hash == record.computed_hash):
@@ -168,7 +155,7 @@ class LedgerState:
         terms = ShareTerms.from_dict(record.body)
         names = [component.name for component in terms.components]
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
-        # The event follows from the tickets; a line that says otherwise would charge for less than can be spent.
+        # A line with another event than that of its tickets would charge less than they can release.
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
         epsilon, delta = self.spent
         epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
@@ -196,14 +183,13 @@ class LedgerState:
         tenant = body.get("tenant", "")
         if type(tenant) is not str:
             raise LedgerError("expected a tenant's name as text")
-        named = body.get("allowed_wrappers", [])
-        _require(isinstance(named, list | tuple) and all(isinstance(name, str) for name in named), "names of modules")
-        if not self.allowed_wrappers.issuperset(named):
-            self.allowed_wrappers |= frozenset(named)
+        modules = body.get("allowed_wrappers", [])
+        _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
+        self.allowed_wrappers |= frozenset(modules)
         self._left[component.name, slot] = left
         self._open[record.seq] = _Open(component.name, slot, unit, count, refundable, tenant, record.stamp)
-        whose = component.name, tenant
-        self._used[whose] = self._used.get(whose, 0) + count
+        key = component.name, tenant
+        self._used[key] = self._used.get(key, 0) + count
 
     def _give_back(self, record: LedgerRecord) -> None:
         entry = self._open[record.body["reservation"]]

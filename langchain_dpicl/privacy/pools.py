@@ -1,4 +1,4 @@
-"""Encloses the content of units in functions that open a pool of them, remove one, or split them anew."""
+"""Encloses private units in functions that open a pool of them, remove one, or split them by other labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Opaque:
-    """Refuses every way out that Python offers by default."""
+    """Cannot be copied, pickled or formatted, so that no default of Python shows its content."""
 
     __slots__ = ()
 
@@ -32,11 +32,7 @@ class Opaque:
 
 
 class Pool(Opaque):
-    """The units of one label, or all of them, as the curator reads them. Counts and content are private.
-
-    Attributes:
-      num_units: units in the pool, removed ones included: they keep their position and hold no record.
-    """
+    """The units of one label, or all of them, as the curator reads them. Counts and content are private."""
 
     __slots__ = ("_count", "_name", "_read")
 
@@ -49,19 +45,19 @@ class Pool(Opaque):
 
     @property
     def num_units(self) -> int:
-        """Number of positions; private."""
+        """The private number of units, removed ones included: they keep their position and hold no record."""
         return self._count()
 
     def records(self, position: int) -> Unit:
         """Returns copies of the records of the unit at `position`; empty if it was removed."""
         if not 0 <= position < self._count():
-            raise PrivateAccessError("Pool: expected a position drawn from this pool; found another.")
+            raise PrivateAccessError("Pool: expected a position of this pool, found another.")
         return self._read(position)
 
     def name(self, position: int) -> str:
-        """Returns what the unit at `position` is known by, as a text; private, and only in a pool of all units."""
+        """Returns the private name of the unit at `position`; only in a pool of all units."""
         if self._name is None or not 0 <= position < self._count():
-            raise PrivateAccessError("Pool: expected a position drawn from a pool of all units; found another.")
+            raise PrivateAccessError("Pool: expected a position of a pool of all units, found another.")
         return self._name(position)
 
     def __repr__(self) -> str:
@@ -71,15 +67,15 @@ class Pool(Opaque):
 OpenPool: TypeAlias = Callable[[str | None], Pool]
 """Opens the pool of a label, or of all units."""
 Split: TypeAlias = Callable[[Unit], tuple[Unit, str]]
-"""Gives a unit's records of its label, and the label, by looking at that unit alone; none and "" where it has none."""
+"""Returns a unit's records of its label, and the label, from that unit alone; () and "" if it has no label."""
 Redeclare: TypeAlias = Callable[[tuple[str, ...], Split], OpenPool | None]
-"""Splits the units by other labels, and by the rule that gives a unit its own; None: it failed."""
+"""Splits the units by other labels with the given rule; returns None if that failed."""
 Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
-"""What opens, what removes, what splits anew."""
+"""Functions that open a pool, remove a unit, and split the units by other labels."""
 
 
 def seal(units: Units) -> Sealed:
-    """Closes over the content; only these three functions come out."""
+    """Returns three closures, which are the only references to the content."""
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
@@ -90,7 +86,7 @@ def seal(units: Units) -> Sealed:
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
 
     def remove(name: str) -> None:
-        # The position stays: which units other positions hold, and every sampling rate, must not change.
+        # The position stays, so that the units of other positions and all sampling rates do not change.
         position = units.positions.pop(name, None)
         if position is not None:
             units.contents[position] = ()
@@ -101,15 +97,15 @@ def seal(units: Units) -> Sealed:
     return open_pool, remove, redeclare
 
 
-NO_SPLIT = "records: the units could not be split. Why is hidden; nothing was released or charged."
-"""What is said of a split that failed, for whatever reason."""
+NO_SPLIT = "records: the units could not be split. The cause is hidden; nothing was released or charged."
+"""The message of a split that failed, for any reason."""
 
 
 def _name_of(units: Units) -> Callable[[int], str]:
-    """Returns what tells how a unit is known; "" where it was removed, which holds no record.
+    """Returns a function from a position to the unit's name; "" for a unit that was removed before the first call.
 
-    The list of names is made when the first is asked for: only retrieval asks, and the time would show how many there
-    are. A unit that is removed afterwards keeps its name in this pool.
+    The list of names is built on the first call: only retrieval needs it, and the time to build it depends on the
+    private number of units.
     """
     lock = threading.Lock()
     made: list[list[str]] = []
@@ -131,28 +127,26 @@ def _names(units: Units) -> list[str]:
 
 
 def _guarded(action: Callable[[], T]) -> T | None:
-    """Returns what `action` returns, or None if it raised anything but Ctrl-C, which is raised anew from here.
+    """Returns what `action` returns, or None if it raised anything but KeyboardInterrupt, which is raised anew.
 
-    Units that are declared again may be a ledger's already: a stop must not carry the frames that read them.
+    The traceback of an error or interrupt must not carry the frames that read private units.
     """
-    stopped = False
+    interrupted = False
     try:
         return action()
-    except KeyboardInterrupt:
-        stopped = True
-    except BaseException:  # noqa: BLE001  the one caller raises an error that is the same for all of them
-        stopped = False
-    if stopped:
+    except BaseException as error:  # noqa: BLE001  callers raise one error for all causes
+        interrupted = isinstance(error, KeyboardInterrupt)
+    if interrupted:
         raise KeyboardInterrupt
     return None
 
 
 def _redeclared(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool:
-    """Splits units by other labels; nothing of a unit is kept here, so one that is removed is gone here too."""
+    """Splits units by other labels; keeps positions only, so a unit that is removed later is removed here too."""
 
     def records(position: int) -> Unit:
-        found = _guarded(lambda: split(units.contents[position]))
-        return () if found is None else found[0]
+        relabelled = _guarded(lambda: split(units.contents[position]))
+        return () if relabelled is None else relabelled[0]
 
     places: dict[str, list[int]] = {label: [] for label in labels}
     for position in range(len(units.contents)):

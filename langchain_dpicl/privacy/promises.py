@@ -1,4 +1,4 @@
-"""Shares that are declared in this process and not yet sealed: prices them and keeps their sum within the budget."""
+"""Prices the shares that this process declares, and keeps the sum of all shares within the budget."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from langchain_dpicl.privacy.tickets import (
     price,
 )
 
-# A request this little above what remains is float arithmetic (0.1 + 0.2); it gets what remains, never more.
+# A request above the rest by less than this is float rounding (0.1 + 0.2): it gets the rest, never more.
 ROUNDING_SLACK = Fraction(1, 10**12)
 
-# The part of delta that a share gets at least when it asks for no epsilon: some shares cost next to none.
+# The least part of delta for a share that requests no epsilon: some shares cost almost nothing.
 MIN_PROPORTION = 1e-3
 
 
 class Promises:
-    """The shares declared in this process, and the room that all shares leave."""
+    """The shares declared in this process, and the epsilon and delta that all shares leave."""
 
     _price = staticmethod(price)
 
@@ -37,17 +37,17 @@ class Promises:
         self._names: set[str] = set()
 
     def fresh_name(self, prefix: str) -> str:
-        """Returns the first of `prefix`, `prefix-2`, ... that no component was given or has used."""
+        """Returns the first of `prefix`, `prefix-2`, ... that no component uses, and reserves it."""
         with self.desk.lock:
-            taken = {*self.desk.refresh().shares, *self.names()}
+            used = {*self.desk.refresh().shares, *self.names()}
             number = 1
-            while (name := prefix if number == 1 else f"{prefix}-{number}") in taken:
+            while (name := prefix if number == 1 else f"{prefix}-{number}") in used:
                 number += 1
             self._names.add(name)
             return name
 
     def names(self) -> set[str]:
-        """Returns the names that are taken in this process."""
+        """Returns the component names used in this process."""
         return {*self._standings, *self._names}
 
     def admit(self, component: Component) -> Standing:
@@ -66,25 +66,22 @@ class Promises:
     def _admit_new(self, component: Component) -> Standing:
         wanted = component.delta if component.delta is not None else self._proportional_delta(component)
         epsilon, delta = self.fit(component.epsilon, wanted, {component.name})
-        asked = None if component.epsilon is None else epsilon
-        return self.set_aside(self.priced((component,), epsilon=asked, delta=delta), Standing())
+        requested = None if component.epsilon is None else epsilon
+        return self.set_aside(self.priced((component,), epsilon=requested, delta=delta), Standing())
 
     def _proportional_delta(self, component: Component) -> float:
-        """Returns a delta in the proportion of a share whose epsilon is not known before it is priced."""
+        """Returns the part of the remaining delta that the share's price is of the ledger's epsilon."""
         limits = self.desk.header
-        left = round_down(self.room({component.name})[1])
-        if left <= 0:
-            raise exceeded(f"delta of budget {limits.name!r}", limits.delta, Fraction(0), "Every delta is promised.")
-        least, _ = self._price((component,), delta=left, adjacency=limits.adjacency, opinions=False)
-        share = min(max(least / limits.epsilon, MIN_PROPORTION), 1.0)
-        return round_down(exact(left) * exact(share))
+        remaining = round_down(self.room({component.name})[1])
+        if remaining <= 0:
+            raise exceeded(f"delta of budget {limits.name!r}", limits.delta, Fraction(0), "No delta remains.")
+        # The price at the largest possible delta is the lowest, so the proportion is never too large.
+        least, _ = self._price((component,), delta=remaining, adjacency=limits.adjacency, opinions=False)
+        proportion = min(max(least / limits.epsilon, MIN_PROPORTION), 1.0)
+        return round_down(exact(remaining) * exact(proportion))
 
     def known(self, component: Component) -> Standing | None:
-        """Returns the standing of the same share if it is sealed, or pending on the same terms.
-
-        Raises:
-          SealedShareError: it is sealed on other terms.
-        """
+        """Returns the standing of the same share if it is sealed, or pending on the same terms."""
         with self.desk.lock:
             sealed = self.sealed(component)
             if sealed is not None:
@@ -95,11 +92,7 @@ class Promises:
             return standing
 
     def sealed(self, component: Component) -> Standing | None:
-        """Returns the standing of the same share if it is sealed.
-
-        Raises:
-          SealedShareError: it is sealed on other terms.
-        """
+        """Returns the standing of the same share if it is sealed; refuses one sealed on other terms."""
         state = self.desk.refresh()
         sealed = state.sealed_component(component.name)
         if sealed is None:
@@ -110,11 +103,7 @@ class Promises:
     def check_price(
         self, components: Sequence[Component], *, epsilon: float | None, delta: float | None, opinions: bool = False
     ) -> tuple[float, dict[str, Any]]:
-        """Returns the price of components; slow, so it runs without the lock.
-
-        Raises:
-          PrivacyBudgetExceededError: they cost more than `epsilon`.
-        """
+        """Returns the price of components, refused above `epsilon`; slow, so it runs without the lock."""
         adjacency = self.desk.header.adjacency
         cost, pricing = self._price(components, delta=check_delta(delta), adjacency=adjacency, opinions=opinions)
         limit = self.desk.header.epsilon if epsilon is None else epsilon
@@ -139,17 +128,12 @@ class Promises:
         )
 
     def set_aside(self, terms: ShareTerms, standing: Standing) -> Standing:
-        """Makes a priced share pending, replacing unsealed ones of the same names.
-
-        Raises:
-          PrivacyBudgetExceededError: it does not fit.
-          SealedShareError: another process sealed one of the names meanwhile.
-        """
+        """Makes a priced share pending if it fits; it replaces unsealed shares of the same names."""
         names = {component.name for component in terms.components}
         with self.desk.lock:
             if names & set(self.desk.refresh().shares):
                 raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
-            # Pricing took time without the lock, so the share is fitted again before it counts.
+            # Pricing ran without the lock, so the share has to fit again.
             epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")
@@ -162,22 +146,18 @@ class Promises:
             return standing
 
     def fit(self, epsilon: float | None, delta: float | None, replaced: set[str]) -> tuple[float, float]:
-        """Returns the charge, lowered to what remains if it is above by float rounding only.
+        """Returns the charge, lowered to the rest if it is above by float rounding only; refuses a larger one."""
+        rest = self.room(replaced)
+        return self._fitted("epsilon", epsilon or 0.0, rest[0]), self._fitted("delta", delta or 0.0, rest[1])
 
-        Raises:
-          PrivacyBudgetExceededError: it is above what remains.
-        """
-        room = self.room(replaced)
-        charges = []
-        for name, wanted, left in zip(("epsilon", "delta"), (epsilon or 0.0, delta or 0.0), room, strict=True):
-            if exact(wanted) > left * (1 + ROUNDING_SLACK):
-                advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
-                raise exceeded(f"{name} of budget {self.desk.header.name!r}", wanted, left, advice)
-            charges.append(wanted if exact(wanted) <= left else round_down(left))
-        return charges[0], charges[1]
+    def _fitted(self, name: str, requested: float, rest: Fraction) -> float:
+        if exact(requested) > rest * (1 + ROUNDING_SLACK):
+            advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
+            raise exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
+        return requested if exact(requested) <= rest else round_down(rest)
 
     def room(self, replaced: set[str] | None = None) -> tuple[Fraction, Fraction]:
-        """Returns epsilon and delta that no share has, leaving out shares about to be replaced."""
+        """Returns the epsilon and delta that no share has, except shares about to be replaced."""
         with self.desk.lock:
             state = self.desk.refresh()
             epsilon, delta = state.spent

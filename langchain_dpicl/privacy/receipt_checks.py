@@ -1,4 +1,4 @@
-"""Compares a receipt with the ledger, which must still hold the line that the receipt names."""
+"""Compares a receipt with the ledger, which must hold the line that the receipt names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger_state import RESERVE
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 
-# No ledger in one place can tell that an older copy of it was put back; the holder of a receipt can.
+# A ledger cannot detect that an older copy of it was restored; the holder of a receipt can.
 
 _FIELDS = ("ledger_id", "entry", "entry_hash")
 
@@ -25,15 +25,15 @@ def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count:
     if entry is None:
         return
     line = next(iter(store.records(entry - 1)), None) if entry <= last else None
-    found = ""
+    fault = ""
     if line is None:
-        found = f"{last} lines"
+        fault = f"{last} lines"
     elif line.hash != line.computed_hash or entry_hash not in {None, line.hash}:
-        found = f"another line with the hash {line.hash}"
+        fault = f"another line with the hash {line.hash}"
     elif line.kind != RESERVE:
-        found = f"a line of the kind {line.kind!r}"
-    if found:
-        msg = f"receipt: expected line {entry} with the hash {entry_hash} in ledger {ledger_id}, found {found}."
+        fault = f"a line of the kind {line.kind!r}"
+    if fault:
+        msg = f"receipt: expected line {entry} with the hash {entry_hash} in ledger {ledger_id}, found {fault}."
         advice = "An older copy, or one that went on elsewhere, took the ledger's place. Bring the ledger itself back."
         raise LedgerRollbackError(f"{msg} {advice}")
 

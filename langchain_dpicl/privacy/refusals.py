@@ -1,4 +1,4 @@
-"""Builds the errors of a ledger's refusals: what was requested, what remains, what to do."""
+"""Builds the errors that refuse a request to a ledger."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ def exceeded(
     kind: type[PrivacyBudgetExceededError] = PrivacyBudgetExceededError,
 ) -> PrivacyBudgetExceededError:
     """Returns the refusal of a request; the caller raises it."""
-    left = round_down(remaining)
-    msg = f"{what}: requested {requested:.9g}, remaining {left:.9g}. {advice}"
-    return kind(msg, requested=requested, remaining=left)
+    rest = round_down(remaining)
+    msg = f"{what}: requested {requested:.9g}, remaining {rest:.9g}. {advice}"
+    return kind(msg, requested=requested, remaining=rest)
 
 
 def check_same_terms(wanted: Component, sealed: Component) -> None:
-    """Refuses terms that differ from the sealed ones.
-
-    Raises:
-      SealedShareError: they differ.
-    """
+    """Raises a SealedShareError if the terms differ from the sealed ones."""
     changed = sealed.changed_terms(wanted)
     if changed:
         msg = (
@@ -38,24 +34,20 @@ def check_same_terms(wanted: Component, sealed: Component) -> None:
 
 
 def check_tenant(state: LedgerState, component: Component, tenant: str, *, count: int, cap: int) -> None:
-    """Refuses what a tenant's cap does not leave.
-
-    Raises:
-      TenantCapExceededError: it has too few tickets left.
-    """
-    left = max(cap - state.used_by(tenant, component.name), 0)
-    if count > left:
+    """Raises a TenantCapExceededError if the request is above what the tenant's cap leaves."""
+    remaining = max(cap - state.used_by(tenant, component.name), 0)
+    if count > remaining:
         what = f"tickets of {component.name!r} for tenant {tenant!r}"
         advice = f"Its cap is {cap}, in all processes together; raise it."
-        raise exceeded(what, count, left, advice, kind=TenantCapExceededError)
+        raise exceeded(what, count, remaining, advice, kind=TenantCapExceededError)
 
 
-def too_few(component: Component, slot: Slot, cost: Amount, left: Amount) -> PrivacyBudgetExceededError:
+def too_few(component: Component, slot: Slot, cost: Amount, remaining: Amount) -> PrivacyBudgetExceededError:
     """Returns the refusal of more tickets than a slot holds; the caller raises it."""
     if component.kind == "tickets":
-        what = (
-            f"tickets {slot[0]!r}" + ("" if slot[1] is None else f" for label {slot[1]!r}") + f" of {component.name!r}"
-        )
+        label = "" if slot[1] is None else f" for label {slot[1]!r}"
+        what = f"tickets {slot[0]!r}{label} of {component.name!r}"
     else:
         what = f"{'mu^2' if component.kind == 'gdp' else 'rho'} of pool {component.name!r}"
-    return exceeded(what, round_up(cost), left, "What was reserved stays charged; a new share needs budget of its own.")
+    advice = "What was reserved stays charged; a new share needs budget of its own."
+    return exceeded(what, round_up(cost), remaining, advice)

@@ -1,4 +1,4 @@
-"""Checks what a saved release says of itself: its content digest and the claims of its report."""
+"""Checks the content digest of a saved release and the claims of its report."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def with_content_digest(state: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       state: the object without it.
     """
-    told = {CONTENT_DIGEST: content_digest(state)}
-    return {**state, "report": {**state["report"], **told}} if "report" in state else {**state, **told}
+    digest = {CONTENT_DIGEST: content_digest(state)}
+    return {**state, "report": {**state["report"], **digest}} if "report" in state else {**state, **digest}
 
 
 def content_problems(state: Mapping[str, Any]) -> Iterator[str]:
@@ -71,9 +71,9 @@ def content_problems(state: Mapping[str, Any]) -> Iterator[str]:
       state: the object.
     """
     holder = state.get("report", state)
-    found = holder.get(CONTENT_DIGEST) if isinstance(holder, Mapping) else None
+    digest = holder.get(CONTENT_DIGEST) if isinstance(holder, Mapping) else None
     try:
-        is_same = found == content_digest(state)
+        is_same = digest == content_digest(state)
     except UNREADABLE:
         is_same = False
     if not is_same:

@@ -1,9 +1,8 @@
-"""The report of what a budget granted, from public values only, and the verifier that recomputes it."""
+"""Builds the report of what a budget granted, from public values only, and recomputes such reports."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,20 +40,40 @@ from langchain_dpicl.privacy.shown import (
     Book,
     origin_problems,
     own_cost,
+    problems_in,
     same,
     shown_problems,
+    shows_labels,
     why,
 )
-from langchain_dpicl.privacy.shown_counts import count_problems, released_count_problems
-from langchain_dpicl.privacy.shown_documents import document_problems, released_document_problems
-from langchain_dpicl.privacy.shown_labels import label_problems, pool_problems
-from langchain_dpicl.privacy.shown_participation import participation_problems
-from langchain_dpicl.privacy.shown_training import prompt_problems, training_problems
+from langchain_dpicl.privacy.shown_counts import are_counts, count_problems, released_count_problems, shows_counts
+from langchain_dpicl.privacy.shown_documents import (
+    are_documents,
+    document_problems,
+    released_document_problems,
+    shows_documents,
+)
+from langchain_dpicl.privacy.shown_labels import is_pool, label_problems, pool_problems
+from langchain_dpicl.privacy.shown_participation import participation_problems, shows_participation
+from langchain_dpicl.privacy.shown_training import prompt_problems, shows_training, training_problems
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Kind, ShareTerms, event_of_components
 from langchain_dpicl.privacy.units import Declaration, make_declaration
 
-_SHOWN = (shown_problems, label_problems, training_problems, count_problems, document_problems, participation_problems)
+_SHOWN = (
+    ("labelling", shows_labels, label_problems),
+    ("training", shows_training, training_problems),
+    ("counts", shows_counts, count_problems),
+    ("synthetic documents", shows_documents, document_problems),
+    ("filter", shows_participation, participation_problems),
+)
+"""Each method by name: which components show its parameters, and what compares them with the component's terms."""
+_RELEASED = (
+    ("entries", is_pool, pool_problems),
+    ("counts", are_counts, released_count_problems),
+    ("documents", are_documents, released_document_problems),
+)
+"""Each kind of saved release: what recognises it, and what compares it with the component that its report names."""
 _RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
 """Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
 _CLAIMS = {"budget", "report_format", "baseline"}
@@ -257,18 +276,22 @@ def verify_report(report: Reported) -> VerifiedReport:
     data = _report_of(holder)
     component = None
     if "budget" in data:
-        found, component = _verify_release(data)
+        verified, component = _verify_release(data)
     elif "report_format" in data:
-        found = _verify_budget(data)[0]
+        verified = _verify_budget(data)[0]
     elif "baseline" in data or data.get("private") is False:
-        found = _verify_baseline(data)
+        verified = _verify_baseline(data)
     else:
         raise _no_report(f"an object with the keys {sorted(map(str, data))}")
-    counted = (released_count_problems(holder, component), released_document_problems(holder, component))
     is_file = isinstance(holder, Mapping) and data is not holder
-    found_by = (content_problems(holder) if is_file else (), pool_problems(holder, component), *counted)
-    problems = tuple(itertools.chain(*found_by, prompt_problems(holder, data, component)))
-    return VerifiedReport(math.inf, found.delta, ok=False, problems=found.problems + problems) if problems else found
+    problems = [*verified.problems, *(content_problems(holder) if is_file else ())]
+    for kind, is_kind, compared in _RELEASED:
+        if is_kind(holder):
+            problems += problems_in(compared(holder, component), kind)
+    problems += problems_in(prompt_problems(holder, data, component), "arrays")
+    if len(problems) == len(verified.problems):
+        return verified
+    return VerifiedReport(math.inf, verified.delta, ok=False, problems=tuple(problems))
 
 
 def _read(report: Any) -> Any:
@@ -351,7 +374,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
 
 
 def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: Book) -> Iterator[str]:
-    """Reports made before there were such tables, or without one, have nothing to check here."""
+    """Compares the table of `epsilons`, which a report need not have, with recomputed bounds."""
     if (table := data.get("epsilons")) is None:
         return
     sealed = [terms for terms, item in zip(shares, data["shares"], strict=True) if item["sealed_at"] is not None]
@@ -361,9 +384,9 @@ def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book:
 
 
 def _declaration(data: Mapping[str, Any]) -> Declaration:
-    """Rebuilds a data set's declaration through the checks it passed at first."""
-    given = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
-    return make_declaration(**given, labels=data["labels"] or None, fields=data["extra_fields"])
+    """Rebuilds a data set's declaration with all checks of its constructor."""
+    arguments = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
+    return make_declaration(**arguments, labels=data["labels"] or None, fields=data["extra_fields"])
 
 
 def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]) -> Iterator[str]:
@@ -389,13 +412,20 @@ def _share_problems(terms: ShareTerms, cost: float, book: Book, *, sealed_at: An
     if book.misstated(stated, cost) or stated > terms.epsilon:
         yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
     for component in terms.components:
-        for check in (_asked_problems(component, terms, book), *(of(component, book) for of in _SHOWN)):
-            yield from (f"{component.name}: {problem}" for problem in check)
+        yield from (f"{component.name}: {problem}" for problem in _component_problems(component, terms, book))
+
+
+def _component_problems(component: Component, terms: ShareTerms, book: Book) -> Iterator[str]:
+    yield from _asked_problems(component, terms, book)
+    yield from shown_problems(component, book)
+    for method, is_shown, compared in _SHOWN:
+        if is_shown(component):
+            yield from problems_in(compared(component, book), f"its {method}")
 
 
 def _asked_problems(component: Component, terms: ShareTerms, book: Book) -> Iterator[str]:
     labels = {ticket.label for ticket in component.tickets} - {None}
-    declared = book.datasets.get(component.partition or "")
+    declared = book.dataset_of(component)
     if component.kind not in get_args(Kind) or (component.kind == "tickets") != (component.limit is None):
         yield f"its kind {component.kind!r} does not go with its limit {component.limit!r}"
     if terms.joint and component.limit is not None:

@@ -93,7 +93,7 @@ def epsilon_table(
     end = time.monotonic() + seconds
     late = f"not computed within {seconds:g} s"
     raw: dict[float, float | None] = {}
-    for delta in reversed(wanted):  # the largest is the one most asked for
+    for delta in reversed(wanted):  # the largest delta first: it is used most
         raw[delta] = _composed_price(shares, delta, adjacency=adjacency, end=end)
     return EpsilonTable(tuple(_rows(shares, [(delta, raw[delta]) for delta in wanted], late=late)))
 
@@ -142,8 +142,8 @@ def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjac
     bounds = [(delta, check_real("epsilon", value, low=0.0)) for delta, value in stated if value is not None]
     if not bounds:
         return
-    found = epsilon_table(shares, [delta for delta, _ in bounds], adjacency=adjacency, max_seconds=None)
-    costs: Mapping[float, float | None] = {row.delta: row.epsilon for row in found.rows}
+    recomputed = epsilon_table(shares, [delta for delta, _ in bounds], adjacency=adjacency, max_seconds=None)
+    costs: Mapping[float, float | None] = {row.delta: row.epsilon for row in recomputed.rows}
     for delta, value in bounds:
         cost = costs[delta]
         if cost is None or value < cost * (1 - RECOMPUTE_TOLERANCE):

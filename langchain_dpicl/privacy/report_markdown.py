@@ -11,7 +11,7 @@ from typing import Any
 from langchain_dpicl.privacy.report_text import bound_words, seen_by, size_words
 from langchain_dpicl.privacy.report_words import DIES, rounded_up, wrappers_words
 
-# Names and parameters are text that somebody chose: they stand in code spans, where nothing is markup.
+# Names and parameters are untrusted text: they are written as code spans, which have no markup.
 
 Json = Mapping[str, Any]
 
@@ -23,13 +23,13 @@ def markdown_of(data: Json) -> str:
 
 
 def code(value: Any) -> str:
-    """Returns a value as a code span: no text in it is markup.
+    """Returns a value as a code span, without markup.
 
     >>> code("a `b` *c*")
     '`` a `b` *c* ``'
     """
     text = value if isinstance(value, str) and value.isprintable() else json.dumps(value, ensure_ascii=True)
-    text = text.replace("\\|", "\\u007c")  # what no escape keeps inside a cell
+    text = text.replace("\\|", "\\u007c")  # no escape protects it inside a cell
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     inner = f" {text} " if "`" in text else text or " "
     return f"{fence}{inner}{fence}"
@@ -46,7 +46,7 @@ def table_of(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str
 
 
 def _row(cells: Iterable[str]) -> str:
-    # Even in a code span a bar would end the cell.
+    # A bar ends the cell, even inside a code span.
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -217,7 +217,7 @@ def _versions(data: Json) -> Iterator[str]:
 
 
 def event_words(event: Json) -> str:
-    """Returns what an event is, in words; one of a kind unknown here is named."""
+    """Returns a description of an event; of an unknown kind, its name."""
     words = _WORDS.get(event["kind"])
     return f"an event of kind {code(event['kind'])}" if words is None else words(event)
 

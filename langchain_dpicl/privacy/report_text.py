@@ -47,7 +47,7 @@ def _lines(data: Json) -> Iterator[str]:
 
 
 def seen_by(data: Json) -> list[str]:
-    """Returns who is sent private text by all components, as they name them; earlier versions did not."""
+    """Returns the hosts to which components send private text; reports of earlier versions name none."""
     named = [component["public"].get("seen_by") for share in data["shares"] for component in share["components"]]
     hosts = {host for one in named if isinstance(one, list) for host in one if isinstance(host, str)}
     return sorted(host for host in hosts if host.isprintable())

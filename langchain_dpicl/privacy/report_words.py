@@ -1,4 +1,4 @@
-"""The sentences of a report, and the versions of the packages that priced it."""
+"""Holds the sentences of a report, and reads the versions of the packages that computed its prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUST = (
     "component gives private text to: they SEE it. The guarantee covers what the package returned, not what a provider "
     "or its logs keep."
 )
-# Of reports made before components came that show no model a private text.
+# The sentence of earlier versions, in which every component sent private text to a model.
 EARLIER_TRUST = (
     "Trusted: the process that ran, the ledger's storage, and the model provider: it SEES the private prompts. "
     "The guarantee covers what the package returned, not what the provider or its logs keep."
@@ -50,7 +50,7 @@ DIES = "This ledger dies with its process: after a restart nothing remembers wha
 
 
 def wrappers_words(named: Sequence[str]) -> str:
-    """Says which wrappers stood, or could stand, before private calls on an operator's word."""
+    """Returns the sentence on wrappers that an operator allowed around private calls."""
     return (
         f"Allowed to stand before private calls, on the operator's word that they read no request and no answer: "
         f"{', '.join(named)}."
@@ -58,13 +58,13 @@ def wrappers_words(named: Sequence[str]) -> str:
 
 
 def check_wrappers(named: Any) -> None:
-    """Refuses names of wrappers that are none; reports made before there were any have an empty list."""
+    """Refuses anything but a list of module names; reports of earlier versions have an empty list."""
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise fail("allowed_wrappers", "a list of names of modules", named)
 
 
 def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
-    """Returns the sentences of a report whose ledger has these limits."""
+    """Returns the sentences of a report on a ledger with this adjacency and limit."""
     return {
         "adjacency_means": ADJACENCY_WORDS[adjacency],
         "assumed_public": list(ASSUMED_PUBLIC),
@@ -75,7 +75,7 @@ def words_of(adjacency: Adjacency, epsilon: float) -> dict[str, Any]:
 
 
 def are_words_of(data: Mapping[str, Any], name: str, adjacency: Adjacency, epsilon: float) -> bool:
-    """Says whether a report's sentence is one that this version writes, or wrote."""
+    """Returns whether a report's sentence is one of this version, or of an earlier one."""
     return data[name] == words_of(adjacency, epsilon)[name] or (name, data[name]) == ("trust", EARLIER_TRUST)
 
 
@@ -98,7 +98,7 @@ def _version_of(name: str, read: Callable[[str], str]) -> str:
 
 @functools.cache
 def _read(name: str) -> str:
-    # Milliseconds each, and every release carries a report.
+    # Cached: each read takes milliseconds, and every release carries a report.
     return importlib.metadata.version(name)
 
 

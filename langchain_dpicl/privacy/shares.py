@@ -1,4 +1,4 @@
-"""Shares of a budget, and the reservations taken from them: reserve, burn before the first private call, commit."""
+"""Reserves the tickets of a share, burns them before the first private call, and commits them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, NoReturn, SupportsIndex
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, is_written, round_down
+from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, Amount, is_written, round_down
 from langchain_dpicl.privacy.desk import Desk, Standing
-from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, Slot, allowance
+from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, LedgerState, Slot, allowance
 from langchain_dpicl.privacy.stores import LedgerRecord
 from langchain_dpicl.privacy.tickets import Component, ShareTerms
 
 
 class Uncopyable:
-    """A copy of a budget or of anything taken from it would spend twice, so there is none."""
+    """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
 
     def __copy__(self) -> Any:
         return self
@@ -38,17 +38,14 @@ class Reservation(Uncopyable):
       - Only tickets that never burnt return, only if refundable, and only to the slot they came from.
 
     Attributes:
-      ledger_id: the ledger that paid.
       entry: number of the reservation's line in the ledger; public.
-      entry_hash: the line's hash; it goes on receipts, by which a ledger that was put back is known.
+      entry_hash: the line's hash; receipts hold it, so that a rolled back ledger can be detected.
       adjacency: the neighbouring relation that the tickets were priced under.
-      component: name of the component that holds it.
-      partition: `dataset_id` of the only examples its labels speak of; None: the component declared none.
+      component: name of the component that reserved it.
+      partition: `dataset_id` that declares its labels; None: the component declared none.
       template: the ticket's template ("gdp" or "zcdp" for a pool).
       label: the declared label whose units the tickets may read, or None.
-      count: how many were reserved.
       event: what one ticket may release.
-      refundable: whether unburnt tickets can be given back.
     """
 
     def __init__(
@@ -91,16 +88,15 @@ class Reservation(Uncopyable):
     def burn(self, count: int = 1) -> None:
         """Uses tickets up. Call it before the first private call that they pay for.
 
-        Needs no write: the ledger holds every reserved ticket as spent already.
-
         Args:
-          count: how many.
+          count: number of tickets.
 
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left.
           LedgerError: this is a forked copy of the reservation.
           ConfigurationError: the count is below 1.
         """
+        # No line is written: the ledger counts every reserved ticket as spent already.
         check_int("count", count, low=1)
         self._check_home()
         with self._lock:
@@ -111,10 +107,10 @@ class Reservation(Uncopyable):
             self._uncommitted += count
 
     def commit(self, count: int = 1) -> None:
-        """Records that the noised state of burnt tickets is safe.
+        """Records that the noised result of burnt tickets is stored.
 
         Args:
-          count: how many.
+          count: number of tickets.
 
         Raises:
           LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
@@ -124,23 +120,17 @@ class Reservation(Uncopyable):
         self._check_home()
         with self._lock:
             if count > self._uncommitted:
-                msg = (
-                    f"commit: expected at most {self._uncommitted} burnt tickets of {self.component!r}, found {count}."
-                )
-                raise LedgerError(msg)
+                msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
+                raise LedgerError(f"{msg} {self.component!r}, found {count}.")
             self._desk.settle(COMMIT, self.entry, count)
             self._uncommitted -= count
 
     def give_back(self) -> int:
-        """Returns unburnt tickets to their slot if they are refundable; none of them can burn afterwards.
-
-        Returns:
-          How many went back; 0 if they are not refundable, or this is a forked copy (then they stay spent).
-        """
-        if os.getpid() != self._pid:
+        """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
+        if os.getpid() != self._pid:  # a forked copy: the parent's tickets stay spent
             return 0
         with self._lock:
-            # Closed first: if the write fails the tickets stay spent and cannot be used either.
+            # Set to 0 first: if the write fails the tickets stay spent and cannot be used either.
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
@@ -156,7 +146,7 @@ class Reservation(Uncopyable):
 
 
 class Holding(Uncopyable):
-    """What shares and pools have in common."""
+    """The parts that shares and pools have in common."""
 
     def __init__(self, desk: Desk, component: Component, standing: Standing) -> None:
         self._desk = desk
@@ -170,13 +160,13 @@ class Holding(Uncopyable):
 
     @property
     def epsilon(self) -> float | None:
-        """What the share is charged (of a joint plan: all of it); None while the plan is open."""
+        """The charge of the share (of a joint plan: the whole plan's); None while the plan is open."""
         terms = self._terms()
         return None if terms is None else terms.epsilon
 
     @property
     def delta(self) -> float | None:
-        """What the share is charged (of a joint plan: all of it); None while the plan is open."""
+        """As `epsilon`."""
         terms = self._terms()
         return None if terms is None else terms.delta
 
@@ -190,9 +180,11 @@ class Holding(Uncopyable):
         return sealed.terms if sealed is not None else self._standing.terms
 
     def _left(self, slot: Slot) -> float:
-        full = allowance(self._component, slot)
-        state = self._desk.refresh()
-        return round_down(state.left(self.component, slot) if self.component in state.shares else full)
+        return round_down(self._remaining(slot, self._desk.refresh()))
+
+    def _remaining(self, slot: Slot, state: LedgerState) -> Amount:
+        full = allowance(self._component, slot)  # refuses a slot that the component has not
+        return state.left(self.component, slot) if self.component in state.shares else full
 
     def _take(
         self,
@@ -230,41 +222,28 @@ class Share(Holding):
         """Returns how many tickets can still be reserved.
 
         Args:
-          template: which ticket.
-          label: its label, if it has one.
-
-        Raises:
-          ConfigurationError: the share has no such ticket.
+          template: of the ticket.
+          label: of the ticket.
         """
         return int(self._left((template, label)))
 
     def committed(self, template: str, *, label: str | None = None) -> int:
-        """Returns how many tickets were used and committed, in every process.
-
-        Args:
-          template: which ticket.
-          label: its label, if it has one.
-
-        Raises:
-          ConfigurationError: the share has no such ticket.
-        """
+        """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
         with self._desk.lock:
             slot, state = (template, label), self._desk.refresh()
-            out = allowance(self._component, slot) - (
-                state.left(self.component, slot) if self.component in state.shares else allowance(self._component, slot)
+            reserved = allowance(self._component, slot) - self._remaining(slot, state)
+            unsettled = sum(
+                opened.count
+                for opened in state.open_reservations()
+                if (opened.component, opened.template, opened.label) == (self.component, *slot)
             )
-            under_way = sum(
-                held.count
-                for held in state.open_reservations()
-                if (held.component, held.template, held.label) == (self.component, *slot)
-            )
-            return int(out) - under_way
+            return int(reserved) - unsettled
 
     def used_by(self, tenant: str) -> int:
-        """Returns how many tickets a tenant holds or has used, in every process; without a name: all the nameless.
+        """Returns how many tickets a tenant has reserved or used, in every process.
 
         Args:
-          tenant: public name; "": all the nameless.
+          tenant: public name; "": the tickets without a tenant.
         """
         return self._desk.refresh().used_by(tenant, self.component)
 
@@ -280,9 +259,9 @@ class Share(Holding):
         """Charges tickets, atomically and durably, before any private record is read.
 
         Args:
-          template: which ticket.
-          label: its label, if it has one.
-          count: how many.
+          template: of the ticket.
+          label: of the ticket.
+          count: number of tickets.
           tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
 
@@ -298,7 +277,7 @@ class Share(Holding):
         if tenant is not None and (not isinstance(tenant, str) or len(tenant) > MAX_NAME_LENGTH):
             raise fail("tenant", f"a text of at most {MAX_NAME_LENGTH} characters", type(tenant).__name__)
         if tenant is not None and not is_written(tenant):
-            raise fail("tenant", "a text that can be written as UTF-8", "half of a character", "Decode it anew.")
+            raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
         slot, refundable = (template, label), ticket.refundable

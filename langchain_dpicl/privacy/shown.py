@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.exceptions import DPICLError
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_real, fail
 from langchain_dpicl.privacy.accounting import events
-from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, logit_sum
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
@@ -40,7 +40,7 @@ UNREADABLE = (DPICLError, ArithmeticError, AttributeError, LookupError, Recursio
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What every share of a report is held against."""
+    """What every share of a report is compared with."""
 
     adjacency: Adjacency
     datasets: Mapping[str, Declaration]
@@ -52,6 +52,17 @@ class Book:
         too_high = self.this_version and value > cost * (1 + RECOMPUTE_TOLERANCE)
         return too_high or value < cost * (1 - RECOMPUTE_TOLERANCE)
 
+    def dataset_of(self, component: Component) -> Declaration | None:
+        """Returns the declaration of the data set that a component reads, or None."""
+        return self.datasets.get(component.partition or "")
+
+    def dataset(self, component: Component) -> Declaration:
+        """Returns the declaration of the data set that a component reads; refuses a component without one."""
+        declared = self.dataset_of(component)
+        if declared is None:
+            raise fail("partition", "the dataset_id of a data set of the report", component.partition)
+        return declared
+
 
 def own_cost(component: Component, book: Book) -> float:
     """Returns what a component's tickets cost by themselves, at its own delta."""
@@ -61,6 +72,59 @@ def own_cost(component: Component, book: Book) -> float:
 def why(error: BaseException) -> str:
     """Returns what is wrong with a value that could not be read."""
     return f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+
+
+def problems_in(problems: Iterable[str], subject: str) -> list[str]:
+    """Returns all problems; a value of an unexpected form ends the comparison and is one problem."""
+    try:
+        return list(problems)
+    except UNREADABLE as error:
+        return [f"{subject} cannot be read: {why(error)}"]
+
+
+def plan_problems(
+    component: Component,
+    book: Book,
+    plan: str,
+    *,
+    tickets: Sequence[Ticket],
+    gap: float,
+    numbers: Iterable[tuple[str, Any]],
+) -> Iterator[str]:
+    """Compares a component with the plan that its parameters make: tickets, noise gap, numbers shown, terms."""
+    shown = component.public
+    if component.tickets != tuple(tickets):
+        yield f"shows {plan}, which makes other tickets than it has"
+    if not same(component.implementation_delta, gap):
+        yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
+    for name, value in numbers:
+        number = shown.get(name)
+        is_number = isinstance(value, float) and math.isfinite(value)
+        if not (same(number, value) if is_number else canonical_json(number) == canonical_json(value)):
+            yield f"shows {name} {number!r}, its release, data set and share make it {value!r}"
+    yield from terms_problems(component, book)
+
+
+def terms_problems(component: Component, book: Book) -> Iterator[str]:
+    """Compares the adjacency, delta and epsilon that a component shows with its share and its recomputed price."""
+    shown = component.public
+    if (shown["adjacency"], shown["delta"]) != (book.adjacency, component.delta):
+        own = f"the ledger's adjacency is {book.adjacency!r}, the share's delta {component.delta!r}"
+        yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}; {own}"
+    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
+        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+
+
+def has_members(holder: object, *names: str) -> bool:
+    """Returns whether a JSON object has these keys, or another object these attributes."""
+    if isinstance(holder, Mapping):
+        return set(names) <= set(holder)
+    return all(hasattr(holder, name) for name in names)
+
+
+def member(holder: object, name: str) -> Any:
+    """Returns a member of a JSON object, or an attribute of another object; None where there is none."""
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def shows_labels(component: Component) -> bool:
@@ -88,16 +152,16 @@ def shown_problems(component: Component, book: Book) -> Iterator[str]:
 def _branch_problems(branch: Mapping[str, Any], component: Component, book: Book) -> Iterator[str]:
     label, shown = branch.get("label"), component.public
     rate, size = branch.get("sampling_rate"), branch.get("public_size")
-    found = [ticket.event for ticket in component.tickets if ticket.label == label]
-    rates = {event.sampling_rate if isinstance(event, _ON_A_SAMPLE) else 1.0 for event in found}
+    released = [ticket.event for ticket in component.tickets if ticket.label == label]
+    rates = {event.sampling_rate if isinstance(event, _ON_A_SAMPLE) else 1.0 for event in released}
     if rate is not None and not (rates and all(same(rate, one) for one in rates)):
         yield f"shows sampling_rate {rate!r} of label {label!r}, its tickets have {sorted(rates)}"
-    declared = book.datasets.get(component.partition or "")
+    declared = book.dataset_of(component)
     if size is not None and (declared is None or size != _size_of(declared, label)):
         yield f"shows public_size {size!r} of label {label!r}, which no data set of the report declares"
     if rate is not None and size is not None and set(shown) >= _DESIGN:
         overfill = 1 if shown["sampling"] == "fixed" else shown["overfill"]
-        batches = max((event.num_batches for event in found if isinstance(event, AllocatedEvent)), default=1)
+        batches = max((event.num_batches for event in released if isinstance(event, AllocatedEvent)), default=1)
         drawn = batches * shown["num_slots"] * shown["shots_per_slot"] * overfill
         if not same(rate, min(1.0, drawn / size)):
             yield f"shows sampling_rate {rate!r} of label {label!r}, its rows and public_size make {drawn / size!r}"
@@ -128,15 +192,12 @@ def _generation_problems(component: Component, book: Book) -> Iterator[str]:
     gap = mechanism.implementation_delta(shown["candidates"]) + SecureRandom.implementation_delta("binomial")
     if not same(component.implementation_delta, twice * (releases * gap)):
         yield f"implementation_delta: expected {twice * releases * gap!r}, found {component.implementation_delta!r}"
-    if (shown["adjacency"], shown["delta"]) != (book.adjacency, component.delta):
-        yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
-    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
-        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+    yield from terms_problems(component, book)
 
 
 def _hides_sizes(component: Component, labels: set[str | None], book: Book) -> bool:
     """Whether a unit may leave what is sampled from: one of several labels, or one that split the units later."""
-    declared = book.datasets.get(component.partition or "")
+    declared = book.dataset_of(component)
     is_split_anew = declared is not None and declared.origin is not None and declared.origin[1] is not None
     return len(labels) > 1 or (is_split_anew and labels != {None})
 
@@ -147,10 +208,10 @@ def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
     Args:
       datasets: declarations by `dataset_id`.
     """
-    kept = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
+    unchanged = ("text_key", "unit_key", "extra_fields", "max_chars", "records_per_unit")
     for name, declared in datasets.items():
         first = datasets.get(declared.origin[0]) if declared.origin is not None else None
-        others = [key for key in kept if first is not None and getattr(declared, key) != getattr(first, key)]
+        others = [key for key in unchanged if first is not None and getattr(declared, key) != getattr(first, key)]
         if others:
             yield f"datasets: {name!r} declares the units again, with another {', '.join(others)}"
 
@@ -163,10 +224,10 @@ def _design_problems(component: Component) -> Iterator[str]:
     caps, period = shown["max_tokens"].values(), shown["redraw_every"]
     if shown["sampling"] == "disjoint":
         wanted = {shown["shots_per_label"]: sum(caps)}
-        found = {_batches(ticket): _length(ticket) // _batches(ticket) for ticket in component.tickets}
-        if "free_tokens" not in shown and found != wanted:
-            yield f"shows batches and releases of a deal {wanted}, its tickets have {found}"
-        if {ticket.max_count for ticket in component.tickets} != {1} or set(found) != set(wanted):
+        batches = {_batches(ticket): _length(ticket) // _batches(ticket) for ticket in component.tickets}
+        if "free_tokens" not in shown and batches != wanted:
+            yield f"shows batches and releases of a deal {wanted}, its tickets have {batches}"
+        if {ticket.max_count for ticket in component.tickets} != {1} or set(batches) != set(wanted):
             yield "shows one deal for each of its labels, its tickets are others"
     elif any(_batches(ticket) > 1 for ticket in component.tickets):
         yield f"shows sampling {shown['sampling']!r}, its tickets are deals"

@@ -11,7 +11,13 @@ from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.document_tickets import BY_COINS, TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, count_release
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, shown_problems, why
+from langchain_dpicl.privacy.shown import (
+    Book,
+    has_members,
+    member,
+    shown_problems,
+    terms_problems,
+)
 from langchain_dpicl.privacy.tickets import Component
 from langchain_dpicl.privacy.unit_keywords import UnitKeywords
 from langchain_dpicl.privacy.units import KEYWORDS
@@ -32,22 +38,11 @@ def document_problems(component: Component, book: Book) -> Iterator[str]:
         other ones, each of a place that the data set declares; topics split that data set; and every number shown is
         that of the release, of the share or of its price.
     """
-    if not shows_documents(component):
-        return
-    try:
-        yield from tuple(_document_problems(component, book))
-    except UNREADABLE as error:
-        yield f"its synthetic documents cannot be read: {why(error)}"
-
-
-def _document_problems(component: Component, book: Book) -> Iterator[str]:
     shown, histogram = component.parameters, _histogram(component)
     if set(shown) != _KEYS:
         yield f"shows {sorted(set(shown) ^ _KEYS)} beside or instead of what synthetic documents show"
     check_int("least_units", shown["least_units"], low=1)
-    declared = book.datasets.get(component.partition or "")
-    if declared is None:
-        raise fail("partition", "the dataset_id of a data set of the report", component.partition)
+    declared = book.dataset(component)
     if declared.by != KEYWORDS or declared.labels != places(len(declared.labels)):
         yield "its data set is not split by topics that are released later"
     if histogram.rule.name != declared.text_key:
@@ -61,10 +56,9 @@ def _document_problems(component: Component, book: Book) -> Iterator[str]:
     if texts.public.get("sampling") not in BY_COINS:
         yield "shows texts on samples of a fixed size, of topics whose sizes are private"
     yield from (f"texts: {problem}" for problem in shown_problems(texts, book))
-    if (histogram.adjacency, shown["adjacency"], shown["delta"]) != (book.adjacency, book.adjacency, component.delta):
-        yield f"shows adjacency {shown['adjacency']!r} and delta {shown['delta']!r}, which are not its share's"
-    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
-        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+    if histogram.adjacency != book.adjacency:
+        yield f"shows a histogram under {histogram.adjacency!r}, the ledger's adjacency is {book.adjacency!r}"
+    yield from terms_problems(component, book)
 
 
 def _histogram(component: Component) -> CountPlan:
@@ -87,42 +81,32 @@ def _texts(component: Component, histogram: CountPlan) -> Component:
     return dataclasses.replace(component, tickets=tickets, public=shown, implementation_delta=gap)
 
 
-def released_document_problems(holder: object, component: Component | None) -> Iterator[str]:
-    """Compares released documents with the component that their report charges; what are none has no problem.
+def are_documents(holder: object) -> bool:
+    """Returns whether what was given to the verifier is released documents."""
+    return has_members(holder, "documents" if isinstance(holder, Mapping) else "texts")
+
+
+def released_document_problems(holder: Any, component: Component | None) -> Iterator[str]:
+    """Compares released documents with the component that their report charges.
 
     Formal guarantees:
       - No problem means: the component's tickets pay for as many topics, of its vocabulary and with counts from
         `least_units` on, and for as many texts of each; the plan shown is the component's.
       - That topics and texts are those that were released is their sender's word.
-
-    Args:
-      holder: what was given to the verifier, a text read as JSON.
-      component: the one that its report names; None: it names none, or nothing protects it.
     """
-    has = "documents" in holder if isinstance(holder, Mapping) else hasattr(holder, "texts")
-    if not has:
-        return
-    try:
-        yield from tuple(_released_problems(holder, component))
-    except UNREADABLE as error:
-        yield f"documents: they cannot be read: {why(error)}"
-
-
-def _released_problems(holder: Any, component: Component | None) -> Iterator[str]:
     if isinstance(holder, Mapping):
         texts = [(item["topic"], item["number"]) for item in holder["documents"]]
         if any(set(item) != {"text", "topic", "number"} for item in holder["documents"]):
             yield "documents: expected a text, a topic and a number of each, found others"
-        topics, plan = holder["topics"], holder["plan"]
     else:
         texts = [(item.topic, item.number) for item in holder.texts]
-        topics, plan = holder.topics, holder.plan
     if component is None or not shows_documents(component):
         yield f"documents: {len(texts)} were released, which no component of the report pays for"
         return
     shown, histogram = component.parameters, _histogram(component)
-    if canonical_json(dict(plan)) != canonical_json(shown):
+    if canonical_json(dict(member(holder, "plan"))) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
+    topics = member(holder, "topics")
     names = [name for name, _ in topics]
     most = len({ticket.label for ticket in component.tickets} - {None})
     if len(set(names)) != len(names) or len(names) > most or not set(names) <= set(histogram.rule.declared or ()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,14 @@ from langchain_dpicl.privacy.extensions.label_tickets import TEACHERS, Teachers,
 from langchain_dpicl.privacy.mechanisms.bounded import GRID
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, shows_labels, why
+from langchain_dpicl.privacy.shown import (
+    Book,
+    has_members,
+    member,
+    plan_problems,
+    same,
+    shows_labels,
+)
 from langchain_dpicl.privacy.tickets import Component, Ticket
 
 _WITH_LABEL = {"labelled", "public"}
@@ -36,10 +43,7 @@ class _Run:
     @classmethod
     def of(cls, component: Component, book: Book) -> _Run:
         """Reads what is shown through the checks it passed at first."""
-        shown, declared = component.public, book.datasets.get(component.partition or "")
-        if declared is None:
-            raise fail("partition", "the dataset_id of a data set of the report", component.partition)
-        release = label_release(shown["release"])
+        shown, release = component.public, label_release(component.public["release"])
         teachers: Any = check_choice("teachers", shown["teachers"], TEACHERS)
         queries = check_int("max_queries", shown["max_queries"], low=1)
         answers = shown["max_answers"]
@@ -48,7 +52,7 @@ class _Run:
         elif answers is not None:
             raise fail("max_answers", "None where nothing is paid for apart", answers)
         candidates = check_int("candidates", shown["candidates"], low=1)
-        return cls(release, teachers, queries, answers, candidates, declared.total_size)
+        return cls(release, teachers, queries, answers, candidates, book.dataset(component).total_size)
 
     @property
     def tickets(self) -> tuple[Ticket, ...]:
@@ -79,43 +83,15 @@ def label_problems(component: Component, book: Book) -> Iterator[str]:
         `max_queries` as far as the declared gap of the noise does.
       - Post-processing (the threshold of a released histogram, the words of a prompt) leaves no trace in a ticket.
     """
-    if shows_labels(component):
-        yield from _read(lambda: _label_problems(component, book), "its labelling cannot be read")
-
-
-def _read(problems: Any, what: str) -> Sequence[str]:
-    """Returns all problems; a value of another form is one."""
-    try:
-        return tuple(problems())
-    except UNREADABLE as error:
-        return (f"{what}: {why(error)}",)
-
-
-def _label_problems(component: Component, book: Book) -> Iterator[str]:
     shown, run = component.public, _Run.of(component, book)
-    if component.tickets != run.tickets:
-        counts = f"max_queries={run.max_queries} and max_answers={run.max_answers}"
-        yield f"shows labelling by {run.teachers} teachers with {counts}, which makes other tickets than it has"
-    if run.release.adjacency != book.adjacency:
-        yield f"shows a release under {run.release.adjacency!r}, the ledger's adjacency is {book.adjacency!r}"
     if run.release.redraw_every != (run.max_queries if run.teachers == "one_sample" else 1):
         yield f"shows redraw_every {run.release.redraw_every!r}, which {run.teachers} teachers have not"
     yield from _design_problems(run, shown)
     gap = run.release.implementation_delta(run.max_queries, width=run.candidates)
-    if not same(component.implementation_delta, gap):
-        yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
-    of_share = {"implementation_delta": gap, "delta": component.delta}
-    for name, value in (*_flat(run).items(), *_rejection(run, shown).items(), *of_share.items()):
-        if not _agree(shown.get(name), value):
-            yield f"shows {name} {shown.get(name)!r}, its release, data set and share make it {value!r}"
-    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
-        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
-
-
-def _agree(found: Any, expected: Any) -> bool:
-    if isinstance(expected, float):
-        return same(found, expected)
-    return canonical_json(found) == canonical_json(expected)
+    # A name that stands in both, such as "constants", is compared with both values.
+    numbers = (*_flat(run).items(), *_rejection(run, shown).items(), ("implementation_delta", gap))
+    plan = f"labelling by {run.teachers} teachers with max_queries={run.max_queries}, max_answers={run.max_answers}"
+    yield from plan_problems(component, book, plan, tickets=run.tickets, gap=gap, numbers=numbers)
 
 
 def _flat(run: _Run) -> dict[str, Any]:
@@ -180,34 +156,25 @@ def _rejection(run: _Run, shown: Mapping[str, Any]) -> dict[str, Any]:
     return {"threshold": None, "constants": [round(votes * GRID) / GRID]}
 
 
-def pool_problems(holder: object, component: Component | None) -> Iterator[str]:
-    """Compares a labelled pool with the component that its report charges; what is no pool has no problem.
+def is_pool(holder: object) -> bool:
+    """Returns whether what was given to the verifier is a labelled pool."""
+    return has_members(holder, "entries", *(("report",) if isinstance(holder, Mapping) else ()))
+
+
+def pool_problems(pool: object, component: Component | None) -> Iterator[str]:
+    """Compares a labelled pool with the component that its report charges.
 
     Formal guarantees:
       - No problem means: every entry that something was released for (labelled or rejected) is paid for by the
         component's tickets, which are those of labelling, and the pool's plan is what the component shows.
       - That a label said to be public is public, and which label an input got, is its sender's word.
-
-    Args:
-      holder: what was given to the verifier, a text read as JSON.
-      component: the one that its report names; None: it names none, or nothing protects it.
     """
-    is_pool = {"entries", "report"} <= set(holder) if isinstance(holder, Mapping) else hasattr(holder, "entries")
-    if is_pool:
-        yield from _read(lambda: _pool_problems(holder, component), "entries: they cannot be read")
-
-
-def _of(holder: object, name: str) -> Any:
-    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-
-
-def _pool_problems(pool: object, component: Component | None) -> Iterator[str]:
     counts = dict.fromkeys(_STATUSES, 0)
     has_votes = False
-    for place, entry in enumerate(_of(pool, "entries")):
-        status, votes = _of(entry, "status"), _of(entry, "votes")
+    for place, entry in enumerate(member(pool, "entries")):
+        status, votes = member(entry, "status"), member(entry, "votes")
         counts[check_choice(f"entries[{place}].status", status, _STATUSES)] += 1
-        label = _of(entry, "label")
+        label = member(entry, "label")
         fits = isinstance(label, str) if status in _WITH_LABEL else label is None
         if not fits or (votes is not None and status not in _RELEASED):
             yield f"entries[{place}]: its label or votes do not go with status {status!r}"
@@ -218,7 +185,7 @@ def _pool_problems(pool: object, component: Component | None) -> Iterator[str]:
             yield f"entries: {released} hold a release, which no component of the report pays for"
         return
     shown = component.parameters
-    if canonical_json(_of(pool, "plan")) != canonical_json(shown):
+    if canonical_json(member(pool, "plan")) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
     if released and not shows_labels(component):
         yield f"entries: {released} hold a release, but {component.name!r} shows no labelling"

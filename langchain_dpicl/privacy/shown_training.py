@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH
 from langchain_dpicl.privacy.extensions.training_tickets import STEP_TEMPLATE, training_release, training_tickets
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.shown import UNREADABLE, Book, own_cost, same, why
+from langchain_dpicl.privacy.shown import Book, has_members, plan_problems, same
 from langchain_dpicl.privacy.tickets import Component
 
 PROMPT_FORMAT = "langchain-dpicl/soft-prompt"
@@ -47,77 +44,34 @@ def training_problems(component: Component, book: Book) -> Iterator[str]:
       - The clip and the width leave no trace in a ticket: noise is measured in clips, and a gradient is released as a
         whole. They are its author's word (the width as far as the declared gap of the noise does not tell it).
     """
-    if not shows_training(component):
-        return
-    try:
-        yield from tuple(_training_problems(component, book))
-    except UNREADABLE as error:
-        yield f"its training cannot be read: {why(error)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The training that a component shows, rebuilt."""
-
-    release: ReleasePlan
-    steps: int
-    width: int
-    batch: int
-    public_size: int
-
-    @classmethod
-    def of(cls, component: Component, book: Book) -> _Run:
-        """Reads what is shown through the checks it passed at first."""
-        shown, declared = component.public, book.datasets.get(component.partition or "")
-        if declared is None:
-            raise fail("partition", "the dataset_id of a data set of the report", component.partition)
-        size = declared.total_size
-        return cls(
-            release=training_release(shown["release"]),
-            steps=check_int("steps", shown["steps"], low=1),
-            width=check_int("width", shown["width"], low=1, high=MAX_GRADIENT_WIDTH),
-            batch=check_int("expected_batch_size", shown["expected_batch_size"], low=1, high=size),
-            public_size=size,
-        )
-
-    def flat(self) -> dict[str, Any]:
-        """Returns what plans show beside a release."""
-        release, mechanism = self.release, self.release.mechanism
-        clip = release.aggregation.to_dict()["l2_clip_norm"]
-        return {
-            "adjacency": release.adjacency,
-            "aggregation": release.aggregation.name,
-            "epochs": self.steps * self.batch / self.public_size,
-            "l2_clip_norm": clip,
-            "mechanism": mechanism.name,
-            "noise_multiplier": mechanism.noise_multiplier,
-            "noise_scale": mechanism.noise_multiplier * release.sensitivity.require("l2") * clip / self.batch,
-            "public_size": self.public_size,
-            "rows": release.row_shape,
-            "sampling": "poisson",
-            "sampling_rate": self.batch / self.public_size,
-        }
-
-
-def _training_problems(component: Component, book: Book) -> Iterator[str]:
-    shown, run = component.public, _Run.of(component, book)
-    if component.tickets != training_tickets(run.release, run.steps):
-        yield f"shows {run.steps} training steps, which make other tickets than it has"
-    if run.release.adjacency != book.adjacency:
-        yield f"shows a release under {run.release.adjacency!r}, the ledger's adjacency is {book.adjacency!r}"
-    if not same(run.release.sampler.sampling_rate, run.batch / run.public_size):
+    shown, size = component.public, book.dataset(component).total_size
+    release = training_release(shown["release"])
+    steps = check_int("steps", shown["steps"], low=1)
+    width = check_int("width", shown["width"], low=1, high=MAX_GRADIENT_WIDTH)
+    batch = check_int("expected_batch_size", shown["expected_batch_size"], low=1, high=size)
+    rate, clip = batch / size, release.aggregation.to_dict()["l2_clip_norm"]
+    if not same(release.sampler.sampling_rate, rate):
         yield (
-            f"shows sampling_rate {run.release.sampler.sampling_rate!r} in its release, its expected_batch_size and "
-            f"public_size make {run.batch / run.public_size!r}"
+            f"shows sampling_rate {release.sampler.sampling_rate!r} in its release, its expected_batch_size and "
+            f"public_size make {rate!r}"
         )
-    gap = run.release.implementation_delta(run.steps, width=run.width)
-    if not same(component.implementation_delta, gap):
-        yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
-    for name, value in {**run.flat(), "implementation_delta": gap, "delta": component.delta}.items():
-        if not _agree(shown, name, value):
-            yield f"shows {name} {shown.get(name)!r}, its release, data set and share make it {value!r}"
-    if book.misstated(shown["epsilon"], cost := own_cost(component, book)):
-        yield f"shows epsilon {shown['epsilon']!r}, its tickets cost up to {cost!r}"
+    noise, gap = release.mechanism.noise_multiplier, release.implementation_delta(steps, width=width)
+    numbers = {
+        "adjacency": release.adjacency,
+        "aggregation": release.aggregation.name,
+        "epochs": steps * batch / size,
+        "implementation_delta": gap,
+        "l2_clip_norm": clip,
+        "mechanism": release.mechanism.name,
+        "noise_multiplier": noise,
+        "noise_scale": noise * release.sensitivity.require("l2") * clip / batch,
+        "public_size": size,
+        "rows": release.row_shape,
+        "sampling": "poisson",
+        "sampling_rate": rate,
+    }
+    plan, tickets = f"a training of {steps} steps", training_tickets(release, steps)
+    yield from plan_problems(component, book, plan, tickets=tickets, gap=gap, numbers=numbers.items())
 
 
 def prompt_problems(holder: object, report: Mapping[str, Any], component: Component | None) -> Iterator[str]:
@@ -130,24 +84,17 @@ def prompt_problems(holder: object, report: Mapping[str, Any], component: Compon
       - That the numbers are the ones that those steps released, that the steps were made, and what the component shows
         of the training beside (rule, fields, digest of the model) is their sender's word.
       - What is neither a prompt nor the report of one has no problem.
-
-    Args:
-      holder: what was given to the verifier, a text read as JSON.
-      report: the report in it, or itself.
-      component: the one that the report names; None: it names none, or nothing protects it.
     """
-    is_prompt = {"arrays", "report"} <= set(holder) if isinstance(holder, Mapping) else hasattr(holder, "arrays")
+    is_prompt = has_members(holder, "arrays", *(("report",) if isinstance(holder, Mapping) else ()))
     if component is None or not shows_training(component):
         if is_prompt and component is None:
             yield "arrays: they were trained, which no component of the report pays for"
         elif is_prompt and component is not None:
             yield f"arrays: they were trained, but {component.name!r} shows no training steps"
         return
-    try:
-        yield from tuple(_run_problems(report, component, has_all=is_prompt))
-        yield from tuple(_prompt_problems(holder, component)) if is_prompt else ()
-    except UNREADABLE as error:
-        yield f"the prompt cannot be held against its training: {why(error)}"
+    yield from _run_problems(report, component, has_all=is_prompt)
+    if is_prompt:
+        yield from _prompt_problems(holder, component)
 
 
 def _run_problems(report: Mapping[str, Any], component: Component, *, has_all: bool) -> Iterator[str]:
@@ -178,27 +125,20 @@ def _prompt_problems(prompt: object, component: Component) -> Iterator[str]:
         **{f"base.{name}": training[where] for name, where in _OF_BASE.items() if where in training},
         **{f"task.{name}": value for name, value in training["task"].items()},
     }
-    said = _said_by(prompt)
-    for name in sorted({*shown, *said}):
-        wanted, found = (canonical_json(of[name]) if name in of else "nothing" for of in (shown, said))
-        if wanted != found:
-            yield f"{name}: expected {wanted}, as {component.name!r} shows, found {found}"
+    claims = _said_by(prompt)
+    for name in sorted({*shown, *claims}):
+        wanted, claimed = (canonical_json(of[name]) if name in of else "nothing" for of in (shown, claims))
+        if wanted != claimed:
+            yield f"{name}: expected {wanted}, as {component.name!r} shows, found {claimed}"
 
 
 def _said_by(prompt: object) -> dict[str, Any]:
     """Returns what a prompt says that it was trained for, by where it says so."""
     if isinstance(prompt, Mapping):
-        said = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
+        claims = {name: prompt[name] for name in ("method", "num_virtual_tokens", "task", "base") if name in prompt}
     else:
         holder: Any = prompt
-        said = {"method": holder.method, "num_virtual_tokens": holder.num_virtual_tokens}
-        said |= {"task": holder.task.to_dict(), "base": holder.base}
-    parts = {part: said.pop(part, {}) for part in ("task", "base")}
-    return said | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
-
-
-def _agree(shown: Mapping[str, Any], name: str, expected: Any) -> bool:
-    found = shown.get(name)
-    if isinstance(expected, float) and math.isfinite(expected):
-        return same(found, expected)
-    return canonical_json(found) == canonical_json(expected)
+        claims = {"method": holder.method, "num_virtual_tokens": holder.num_virtual_tokens}
+        claims |= {"task": holder.task.to_dict(), "base": holder.base}
+    parts = {part: claims.pop(part, {}) for part in ("task", "base")}
+    return claims | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}

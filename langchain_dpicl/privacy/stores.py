@@ -1,4 +1,4 @@
-"""The hash-chained record format of a ledger, the protocol of its stores, and a store in memory."""
+"""Defines the hash-chained lines of a ledger, the protocol of its stores, and a store in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _now() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _stamp_of(second: float) -> str:
-    with contextlib.suppress(ValueError, OverflowError, OSError):  # beyond year 9999, before year 1, no number
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # outside years 1 to 9999, or no number
         return datetime.fromtimestamp(second, UTC).isoformat()
     msg = f"ledger: expected a clock between the years 1 and 9999, found {second} seconds since 1970. Set the clock."
     raise LedgerError(msg)
@@ -45,16 +45,16 @@ def _stamp_of(second: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """The first line of a ledger: who it is and what it may spend. Its digest is the first link of the chain.
+    """The identity and limits of a ledger; its digest is the first link of the chain.
 
     Attributes:
-      ledger_id: random name of this ledger; private examples are bound to it.
+      ledger_id: random name of the ledger; private examples are bound to it.
       name: public name for people.
       epsilon: limit of the whole ledger.
       delta: limit of the whole ledger.
-      adjacency: the one neighbouring relation of everything on this ledger.
-      stamp: when it was made (UTC); informative.
-      ledger_format: version of the record format.
+      adjacency: the one neighbouring relation of everything on the ledger.
+      stamp: time of creation (UTC); informative.
+      ledger_format: version of the line format.
     """
 
     ledger_id: str
@@ -79,7 +79,7 @@ class LedgerHeader:
         """Rebuilds a header from storage.
 
         Args:
-          data: what `to_dict` gave.
+          data: the result of `to_dict`.
 
         Raises:
           LedgerError: another format, or a field is missing, unknown or out of range.
@@ -103,14 +103,14 @@ class LedgerHeader:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One line of a ledger, chained to the line before. Public by construction: it holds no private content.
+    """One line of a ledger, chained to the line before. It holds no private content.
 
     Attributes:
       seq: 1, 2, 3, ... without gaps.
       prev: hash of the line before; the header's digest for the first.
       kind: what happened (see `ledger_state`).
       body: JSON object.
-      stamp: when it was written (UTC); informative.
+      stamp: time of writing (UTC); informative.
       hash: SHA-256 over all of the above, hex.
     """
 
@@ -123,7 +123,7 @@ class LedgerRecord:
 
     @property
     def computed_hash(self) -> str:
-        """The hash that the content asks for; differs from `hash` if the line was changed."""
+        """The hash of the content; differs from `hash` if the line was changed."""
         return _chained(self.seq, self.prev, self.kind, canonical_json(self.body), self.stamp)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class LedgerRecord:
         """Rebuilds a record from storage; does not check its place in the chain.
 
         Args:
-          data: what `to_dict` gave.
+          data: the result of `to_dict`.
 
         Raises:
           LedgerError: a field is missing or unknown.
@@ -146,9 +146,9 @@ class LedgerRecord:
 
 def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
     names = {field.name for field in dataclasses.fields(cls)}
-    found = set(data) if isinstance(data, Mapping) else set()
-    if found != names:
-        msg = f"{cls.__name__}: expected the fields {sorted(names)}, found {sorted(map(str, found))}."
+    keys = set(data) if isinstance(data, Mapping) else set()
+    if keys != names:
+        msg = f"{cls.__name__}: expected the fields {sorted(names)}, found {sorted(map(str, keys))}."
         raise LedgerError(msg)
 
 
@@ -158,18 +158,14 @@ def next_record(seq: int, head: str, kind: str, body: Mapping[str, Any]) -> Ledg
 
 
 def _chained(seq: int, prev: str, kind: str, body: str, stamp: str) -> str:
-    """Returns the digest of the canonical JSON of a line, whose body is given as such: all its members, sorted."""
+    """Returns the digest of the canonical JSON of a line: all its members, sorted; `body` is canonical JSON already."""
     text = canonical_json
-    number = seq if type(seq) is int else text(seq)  # only a line from elsewhere can have another
+    number = seq if type(seq) is int else text(seq)  # a line from elsewhere may hold any JSON value
     return _digest(f'{{"body":{body},"kind":{text(kind)},"prev":{text(prev)},"seq":{number},"stamp":{text(stamp)}}}')
 
 
 class _Line(NamedTuple):
-    """A line as kept in memory. Its body is text, so that no reader of a record can change the ledger.
-
-    Its number is its place, and `prev` is the hash of the line before it: a line moved elsewhere no longer fits its
-    own hash.
-    """
+    """A line as kept in memory, with its body as text, so that no reader of a record can change the ledger."""
 
     kind: str
     body: str
@@ -188,17 +184,17 @@ class _Line(NamedTuple):
 
 
 class LedgerTransaction(Protocol):
-    """The ledger as its only writer sees it; dead once the transaction ends."""
+    """The ledger as its only writer sees it; unusable once the transaction ends."""
 
     def records(self, after: int = 0) -> Sequence[LedgerRecord]:
         """Returns every line with `seq > after`, in order, lines of this transaction included.
 
         Args:
-          after: number of the last line that is known; 0: from the first on.
+          after: number of the last known line; 0: from the first on.
         """
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-        """Adds one line; it stands when the transaction ends well, otherwise it never was.
+        """Adds one line, which lasts if the transaction commits.
 
         Args:
           kind: what happened.
@@ -211,19 +207,15 @@ class LedgerStore(Protocol):
     """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
 
     A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
-    the header's digest where there is none): then nothing is read where nothing was written. The transactions of a
-    place that holds several ledgers have `bind(dataset_id)`, which keeps that a data set is this ledger's, and raises a
-    `PrivacyBudgetMismatchError` where it is another's.
+    the header's digest where there is none), so that unchanged ledgers are not read again. The transactions of a
+    database of several ledgers have `bind(dataset_id)`, which records that this ledger binds a data set, and raises a
+    `PrivacyBudgetMismatchError` if another ledger does.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.
-      - When a transaction ends well its lines survive whatever `durable` claims; when it ends in an exception,
-        none of them ever appears.
+      - When a transaction ends without an exception its lines survive what `durable` claims; otherwise none of them
+        ever appears.
       - Lines are never changed, dropped or reordered. What cannot be read, locked or written is a `LedgerError`.
-
-    Attributes:
-      durable: whether lines survive the end of this process.
-      description: public words for reports, for instance "in memory; dies with this process".
     """
 
     @property
@@ -232,10 +224,10 @@ class LedgerStore(Protocol):
 
     @property
     def description(self) -> str:
-        """Public words on where the ledger lives."""
+        """Where the ledger lives, in public words for reports, such as "in memory; dies with this process"."""
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Writes `header` if there is none yet; returns the one that stands (the first writer wins).
+        """Writes `header` if there is none yet; returns the header that the ledger has (the first writer wins).
 
         Args:
           header: limits and name.
@@ -248,24 +240,24 @@ class LedgerStore(Protocol):
         """Returns every committed line with `seq > after`, in order.
 
         Args:
-          after: number of the last line that is known; 0: from the first on.
+          after: number of the last known line; 0: from the first on.
         """
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
         """Opens the ledger for its only writer; waits for its turn. Does not nest.
 
         Raises:
-          LedgerError: no header yet, a transaction inside a transaction, or the store failed.
+          LedgerError: there is no header yet, the transaction is nested, or the store failed.
         """
 
 
 def hidden(value: T) -> Callable[[], T]:
-    """Puts what may hold a password where neither a repr nor the variables of a frame show it."""
+    """Returns a closure over a value that may hold a password, so that no repr and no frame variable shows it."""
     return lambda: value
 
 
 class InMemoryStore:
-    """Keeps a ledger in this process; it dies with it. Threads may share it, other processes cannot.
+    """Keeps a ledger in this process, until it ends. Threads may share it, other processes cannot.
 
     Example:
       >>> store = InMemoryStore()
@@ -284,7 +276,7 @@ class InMemoryStore:
         self._pid = os.getpid()
 
     def create(self, header: LedgerHeader) -> LedgerHeader:
-        """Keeps `header` unless one is there; returns the one that stands."""
+        """Keeps `header` unless there is one; returns the header that the ledger has."""
         self._check_process()
         with self._lock:
             if self._header is None:
@@ -325,7 +317,7 @@ class InMemoryStore:
                 del self._lines[committed:]
                 raise
             finally:
-                view, self._view = self._view, None  # first: a stop in here must not close the ledger for good
+                view, self._view = self._view, None  # first: an interrupt here must not block later transactions
                 if view is not None:
                     view.alive = False
 
@@ -367,7 +359,7 @@ class _View:
         self._check_alive()
         lines = self._lines
         text, (_, head) = canonical_json(body), _head(self._header, lines)
-        # Queries reserve the same again and again: a text is then kept once.
+        # Queries reserve equal bodies again and again: their text is kept once.
         for line in lines[-2:]:
             text = line.body if line.body == text else text
         lines.append(_Line.after(len(lines), head, kind, text))
@@ -379,13 +371,13 @@ class _View:
 
 
 def _records(header: LedgerHeader | None, lines: list[_Line], after: int) -> tuple[LedgerRecord, ...]:
-    """Returns the lines with `seq > after` as records, each a copy that its reader owns."""
+    """Returns the lines with `seq > after` as records, each with a body of its own."""
     _, prev = _head(header, lines[after - 1 : after] if after else [])
-    out = []
+    records = []
     for seq, line in enumerate(lines[after:], start=after + 1):
-        out.append(line.record(seq, prev))
+        records.append(line.record(seq, prev))
         prev = line.hash
-    return tuple(out)
+    return tuple(records)
 
 
 def _head(header: LedgerHeader | None, lines: list[_Line]) -> tuple[int, str]:

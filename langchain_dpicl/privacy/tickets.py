@@ -1,4 +1,4 @@
-"""Tickets, components and share terms, and the price of a share, which is computed from its tickets."""
+"""Defines tickets, components and share terms, and computes the price of a share from its tickets."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Ticket:
 
     Attributes:
       template: public name, distinct within the share for each label.
-      event: what one ticket releases, amplification included; a block on one secret sample is one ticket.
+      event: of one ticket, amplification included; a block on one secret sample is one ticket.
       label: the declared label whose units it reads; None: it may read every unit.
-      max_count: how many of them there are.
+      max_count: how many tickets there are.
       refundable: whether a reserved ticket whose private calls never started may be given back. Only for tickets
         of one release: a longer block is indivisible.
 
     Raises:
-      ConfigurationError: a name, a count or the event is unusable.
+      ConfigurationError: a name, a count or the event is invalid.
     """
 
     template: str
@@ -84,7 +84,7 @@ class Ticket:
         """Rebuilds a ticket from its JSON form.
 
         Args:
-          data: what `to_dict` gave.
+          data: the result of `to_dict`.
         """
         return cls(**{**data, "event": event_from_dict(data["event"])})
 
@@ -109,9 +109,6 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
     Formal guarantees:
       - Tickets without a label compose; tickets of different labels run in parallel over the units of `partition`,
         tickets of one label compose inside their branch.
-
-    Raises:
-      ConfigurationError: no ticket, a repeated (template, label), or a label without a partition.
     """
     items = tuple(tickets)
     if not items or not all(isinstance(ticket, Ticket) for ticket in items):
@@ -126,13 +123,13 @@ def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None)
     if not branches:
         return composed(everyone)
     if partition is None:
-        raise fail("partition", "the dataset_id whose labels the tickets carry", partition)
+        raise fail("partition", "the dataset_id that declares the labels of the tickets", partition)
     parallel = ParallelEvent(partition, tuple((str(label), composed(events)) for label, events in branches.items()))
     return composed([*everyone, parallel])
 
 
 def composed(events: Sequence[Event]) -> Event:
-    """Returns the composition of events; one event stands for itself."""
+    """Returns the composition of events; of one event, the event itself."""
     return events[0] if len(events) == 1 else ComposedEvent(tuple(events))
 
 
@@ -142,29 +139,17 @@ def _repeated(event: Event, count: int) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What one named component may do. All of it is public.
+    """What one named component may do. All of it is public."""
 
-    Attributes:
-      name: public name, one per ledger.
-      kind: "tickets", or a pool: "gdp", "zcdp".
-      tickets: what a component of tickets may run.
-      partition: `dataset_id` that the tickets' labels split.
-      epsilon: the share that was asked for; None: whatever it costs.
-      delta: the delta it is priced at, implementation deltas included; None inside a plan with a delta of its own.
-      implementation_delta: declared gap between ideal and drawn noise over all tickets.
-      limit: mu of a GDP pool or rho of a zCDP pool.
-      public: parameters to show in reports.
-    """
-
-    name: str
+    name: str  # one per ledger
     kind: Kind
     tickets: tuple[Ticket, ...] = ()
-    partition: str | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    implementation_delta: float = 0.0
-    limit: float | None = None
-    public: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    partition: str | None = None  # `dataset_id` whose labels split the tickets
+    epsilon: float | None = None  # the requested share; None: whatever it costs
+    delta: float | None = None  # with implementation deltas; None inside a plan with a delta of its own
+    implementation_delta: float = 0.0  # declared gap between ideal and drawn noise over all tickets
+    limit: float | None = None  # mu of a GDP pool or rho of a zCDP pool
+    public: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # parameters to show in reports
 
     def __post_init__(self) -> None:
         check_name("component", self.name)
@@ -184,11 +169,7 @@ class Component:
         return GaussianEvent(1 / self.limit) if self.kind == "gdp" else ZCdpEvent(self.limit)
 
     def ticket(self, template: str, label: str | None) -> Ticket:
-        """Returns the ticket of a template and label.
-
-        Raises:
-          ConfigurationError: the component has no such ticket.
-        """
+        """Returns the ticket of a template and label; refuses others."""
         for ticket in self.tickets:
             if (ticket.template, ticket.label) == (template, label):
                 return ticket
@@ -197,11 +178,11 @@ class Component:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is shown, without who is sent private text: that is told in reports only, not with what was released."""
+        """The public parameters without the recipients of private text, which only reports show."""
         return {name: value for name, value in self.public.items() if name != "seen_by"}
 
     def changed_terms(self, other: Component) -> list[str]:
-        """Returns the names of the terms in which the two differ; `public` is only shown, so it is no term."""
+        """Returns the names of the terms in which the two differ; `public` is not a term."""
         mine, theirs = self.to_dict(), other.to_dict()
         return [key for key in mine if key != "public" and mine[key] != theirs[key]]
 
@@ -230,23 +211,14 @@ def _plain_json(public: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ShareTerms:
-    """A share of the budget: one component, or several composed together, and what it is charged.
-
-    Attributes:
-      components: whose tickets it covers.
-      epsilon: the charge.
-      delta: the charge.
-      joint: whether it was declared inside `budget.plan()`.
-      event: what was priced.
-      pricing: engine, opinions and skipped checks of the accountant, as JSON values.
-    """
+    """A share of the budget: one component, or several composed together, and its charge."""
 
     components: tuple[Component, ...]
     epsilon: float
     delta: float
-    joint: bool
+    joint: bool  # declared inside `budget.plan()`
     event: Event
-    pricing: Mapping[str, Any]
+    pricing: Mapping[str, Any]  # engine, opinions and skipped checks of the accountant, as JSON values
 
     def charged(self, epsilon: float) -> ShareTerms:
         """Returns the share with another charge."""
@@ -282,15 +254,11 @@ def implementation_delta_of(components: Iterable[Component]) -> float:
 
 
 def delta_for_mechanisms(components: Iterable[Component], delta: float) -> float:
-    """Returns what `delta` leaves once the declared noise gaps are set aside.
-
-    Raises:
-      ConfigurationError: nothing.
-    """
-    left = effective_delta(delta, implementation_delta_of(components))
-    if left <= 0:
+    """Returns what `delta` leaves once the declared noise gaps are set aside; refuses a delta that leaves nothing."""
+    remaining = effective_delta(delta, implementation_delta_of(components))
+    if remaining <= 0:
         raise fail("delta", "more than the declared implementation_delta", delta, "Raise delta or run fewer releases.")
-    return left
+    return remaining
 
 
 def price(
@@ -301,16 +269,13 @@ def price(
     Formal guarantees:
       - The declared implementation deltas are set aside first; the mechanisms are priced at the rest of `delta`.
       - `opinions=False` gives the same price without asking a second accountant.
-
-    Raises:
-      ConfigurationError: the implementation deltas leave nothing of `delta`.
-      UnknownEventError: no theorem prices an event.
     """
-    left = delta_for_mechanisms(components, delta)
-    event = event_of_components(components)
-    bound = accounting.epsilon_bound(event, delta=left, adjacency=adjacency, opinions=opinions)
-    heard = [{"name": o.name, "lower": _finite(o.lower), "upper": _finite(o.upper)} for o in bound.opinions]
-    return bound.epsilon, {"engine": bound.engine, "opinions": heard, "skipped": list(bound.skipped)}
+    rest = delta_for_mechanisms(components, delta)
+    bound = accounting.epsilon_bound(
+        event_of_components(components), delta=rest, adjacency=adjacency, opinions=opinions
+    )
+    intervals = [{"name": o.name, "lower": _finite(o.lower), "upper": _finite(o.upper)} for o in bound.opinions]
+    return bound.epsilon, {"engine": bound.engine, "opinions": intervals, "skipped": list(bound.skipped)}
 
 
 def _finite(value: float | None) -> float | None:

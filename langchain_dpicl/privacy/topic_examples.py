@@ -1,4 +1,4 @@
-"""Private examples that are split by topics which are released after the split was declared and paid for."""
+"""Splits private examples by topics that are released after the split was declared and charged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ _NAMED = ", topics named"
 
 
 class LatePools:
-    """Opens all units at once, and those of a topic from the day on which the topics are known; for ever the same ones.
+    """Opens the pool of all units at any time, and those of topics once the topics are assigned.
 
     Formal guarantees:
-      - `assign` takes one split in its life: whoever opens the pool of a label reads the same units as anybody before.
-
-    Args:
-      open_all: opens the pool of all units.
-      redeclare: splits them.
+      - `assign` accepts one split only: the pool of a label holds the same units whenever it is opened.
     """
 
     __slots__ = ("_lock", "_opened", "_redeclare", "_split", "open_all")
@@ -36,11 +32,7 @@ class LatePools:
         self._opened: OpenPool | None = None
 
     def __call__(self, label: str | None) -> Pool:
-        """Opens the pool of a label, or of all units.
-
-        Raises:
-          PrivateAccessError: the topics are not known yet.
-        """
+        """Opens the pool of a label, or of all units; refuses labels before topics are assigned."""
         if label is None:
             return self.open_all(None)
         if self._opened is None:
@@ -48,12 +40,7 @@ class LatePools:
         return self._opened(label)
 
     def assign(self, split: TopicSplit) -> None:
-        """Makes the split known, once; the same one again changes nothing.
-
-        Raises:
-          PrivateAccessError: another one is known.
-          RecordError: the units could not be split.
-        """
+        """Splits the units by released topics, once; the same split again changes nothing, another is refused."""
         with self._lock:
             if self._split is None:
                 self._opened = self._redeclare(split.labels, split.of)
@@ -77,7 +64,7 @@ class TopicExamples(PrivateExamples):
 
     __slots__ = ()
 
-    def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  whatever they are
+    def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  all are refused
         """Refuses: topics that are named later are no part of another declaration, which could hide two splits.
 
         Raises:

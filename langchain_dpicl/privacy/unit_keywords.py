@@ -1,4 +1,4 @@
-"""Finds which keywords of a public vocabulary, or which released topic, a unit stands for."""
+"""Finds the keywords of a public vocabulary, or the released topic, in the texts of a unit."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def _is_of_a_word(letter: str) -> bool:
 
 
 class _Reader:
-    """Finds declared keywords in a text. Holds public values only."""
+    """Finds declared keywords in a text; it holds public values only."""
 
     __slots__ = ("_keywords", "_lengths", "place")
 
     def __init__(self, keywords: Iterable[str]) -> None:
         self._keywords: dict[Words, str] = {}
         for place, keyword in enumerate(keywords):
-            # A column of records passed by mistake must not be printed: places and numbers are all that is said.
+            # A column of records passed by mistake must not be printed: errors show places and numbers only.
             if not is_name(keyword):
                 raise fail("vocabulary", f"{PRINTABLE}, each of them", f"another at place {place}")
             words = tuple(words_of(keyword))
@@ -177,8 +177,8 @@ class TopicSplit:
           unit: its records.
         """
         read = [(record, frozenset(self._reader.found(record.get(self.text_key)))) for record in unit]
-        held: frozenset[str] = frozenset().union(*(found for _, found in read))
+        of_unit: frozenset[str] = frozenset().union(*(keywords for _, keywords in read))
         for topic, label in zip(self.topics, self.labels, strict=False):
-            if topic in held:
-                return tuple({**record, self.topic_key: topic} for record, found in read if topic in found), label
+            if topic in of_unit:
+                return tuple({**record, self.topic_key: topic} for record, keywords in read if topic in keywords), label
         return (), ""

@@ -1,4 +1,4 @@
-"""Finds which values of a field a unit stands for, and how far counts of them can move."""
+"""Selects at most a fixed number of values per unit, and bounds the sensitivity of their counts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from langchain_dpicl.privacy.mechanisms.bounded import Closed
 from langchain_dpicl.privacy.units import forms_of, normalized
 
 UNITS = "units"
-"""The one value of every unit, where units are counted and no field is."""
+"""The one value of every unit, if units are counted instead of values of a field."""
 
 
 class _AtMost(Closed, is_base=True):
-    """How far the counts of values move, of which a unit stands for at most `max_values` distinct ones."""
+    """The sensitivity of counts of values, if a unit has at most `max_values` distinct values."""
 
     __slots__ = ()
     max_values: int
@@ -98,13 +98,13 @@ class UnitValues(_AtMost):
         """
         if self.name is None:
             return (UNITS,) if any(True for _ in records) else ()
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for record in records:
             form = normalized(record.get(self.name) or "", fold_case=self.fold_case)
             value = form if self.declared is None else self._known.get(form, "")
             if value:
-                found[value] += 1
-        return tuple(value for value, _ in found.most_common(self.max_values))
+                counts[value] += 1
+        return tuple(value for value, _ in counts.most_common(self.max_values))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""

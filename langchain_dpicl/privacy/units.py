@@ -1,4 +1,4 @@
-"""Reads records into units, each with one label, by rules that look at one unit alone."""
+"""Reads records into units, each with one label, by rules that look at each unit alone."""
 
 from __future__ import annotations
 
@@ -12,37 +12,22 @@ from typing import Any, TypeAlias
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.amounts import MAX_NAME_LENGTH, check_name
 
-# A fault of a record is returned as a value, never raised: the caller raises it from a frame that holds no record.
+# A fault of a record is returned, never raised here: the caller raises it from a frame that holds no record.
 
 Record: TypeAlias = dict[str, str]
 Unit: TypeAlias = tuple[Record, ...]
 """The records of one unit, all of one label; empty once the unit was removed."""
 
 SPLIT_RULE = 1
-"""The version of `relabelled` and of the form it compares: with other code for either it has to be another number."""
+"""The version of `relabelled` and `normalized`; change it with their behaviour."""
 KEYWORDS = "keywords"
-"""What units are split by where the first released topic that their texts hold is their label; see `TopicSplit`."""
+"""Says that a unit's label is the first released topic in its texts; see `TopicSplit`."""
 _ORIGIN = frozenset({"from", "fold_case", "rule"})
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What is declared about a set of private examples; every field is public.
-
-    Attributes:
-      dataset_id: the declared name of the data set.
-      public_size: number of units, or (label, number) pairs.
-      text_key: field that holds the text.
-      label_key: field that holds the label, if labels split the units.
-      labels: the declared labels, in the order that breaks ties.
-      unit_key: field that names the unit; None: every record is a unit.
-      extra_fields: further text fields that prompts may use.
-      max_chars: characters kept of each text.
-      records_per_unit: records kept of each unit.
-      origin: of units that are declared again, the name of their first declaration, and whether labels were compared
-        without upper and lower case (None: labels are those of that first declaration). None: declared directly.
-      by: `KEYWORDS` where topics split the units; None: the values of a field do.
-    """
+    """The declared properties of private examples, all public, as `PrivateExamples` documents them."""
 
     dataset_id: str
     public_size: int | tuple[tuple[str, int], ...]
@@ -53,8 +38,10 @@ class Declaration:
     extra_fields: tuple[str, ...]
     max_chars: int
     records_per_unit: int
+    # Of units that are declared again: the name of their first declaration, and whether labels were compared without
+    # case (None: labels are those of the first declaration).
     origin: tuple[str, bool | None] | None = None
-    by: str | None = None
+    by: str | None = None  # `KEYWORDS` if topics split the units; None: the values of a field do
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -91,7 +78,7 @@ class Declaration:
             "max_chars": self.max_chars,
             "records_per_unit": self.records_per_unit,
         }
-        if self.origin is not None:  # absent from direct ones, as from ledgers of before
+        if self.origin is not None:  # left out otherwise, as in ledgers of earlier versions
             shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
             if self.by is not None:
                 shown["redeclared"]["by"] = self.by
@@ -111,7 +98,7 @@ def make_declaration(
     records_per_unit: int,
     redeclared: Mapping[str, Any] | None = None,
 ) -> Declaration:
-    """Checks the public arguments of `PrivateExamples`, or what a report shows of them, and freezes them."""
+    """Checks the public arguments of `PrivateExamples`, or those that a report shows, and freezes them."""
     declared = _check_labels(label_key, labels)
     return Declaration(
         dataset_id=check_name("dataset_id", dataset_id),
@@ -132,7 +119,7 @@ def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | No
     if not isinstance(shown, Mapping) or set(shown) - {"by"} != _ORIGIN or shown["rule"] != SPLIT_RULE:
         raise fail("redeclared", f"{sorted(_ORIGIN)}, and rule {SPLIT_RULE}", shown)
     if "by" in shown and (shown["by"] != KEYWORDS or shown["fold_case"] is not True):
-        raise fail("redeclared by", f"{KEYWORDS!r}, upper and lower case made one", shown)
+        raise fail("redeclared by", f"{KEYWORDS!r} with fold_case=True", shown)
     first, fold_case = check_name("redeclared from", shown["from"]), shown["fold_case"]
     if first == dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
@@ -143,12 +130,12 @@ def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | No
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     is_listed = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
-    found = tuple(values) if is_listed else ()
-    are_texts = all(isinstance(value, str) for value in found)
-    if not is_listed or not are_texts or len(set(found)) != len(found):
+    names = tuple(values) if is_listed else ()
+    are_texts = all(isinstance(value, str) for value in names)
+    if not is_listed or not are_texts or len(set(names)) != len(names):
         # A column of records passed by mistake must not be printed.
         raise fail(name, "a sequence of distinct strings", type(values).__name__)
-    return tuple(check_name(name, value) for value in found)
+    return tuple(check_name(name, value) for value in names)
 
 
 def _check_labels(label_key: str | None, labels: Iterable[str] | None) -> tuple[str, ...]:
@@ -158,10 +145,10 @@ def _check_labels(label_key: str | None, labels: Iterable[str] | None) -> tuple[
         raise fail("labels", f"the declared labels of {label_key!r}", labels, "They are public: list them by hand.")
     if label_key is None:
         raise fail("label_key", "the field that holds the label, since labels are declared", label_key)
-    found = _check_names("labels", labels)
-    if not found:
+    declared = _check_names("labels", labels)
+    if not declared:
         raise fail("labels", "at least one label", labels)
-    return found
+    return declared
 
 
 def _check_label_key(label_key: str, text_key: str) -> str:
@@ -187,7 +174,7 @@ def _check_number(name: str, value: Any) -> int:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Units:
-    """What the records became; lives in a closure and is never handed out whole."""
+    """The content of all units. It lives in a closure of `pools` and is never handed out whole."""
 
     contents: list[Unit]
     by_label: dict[str, list[int]]
@@ -195,11 +182,10 @@ class Units:
 
 
 def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | None, str]:
-    """Returns the units and "", or None and a fault that names neither index nor value.
+    """Returns the units in the order of their first record, and ""; or None and a fault without index and value.
 
-    Units stand in the order of their first record, so that positions are stable. The label of a unit is its most
-    frequent one, ties going to the label declared first; its records of other labels are dropped, then the first
-    `records_per_unit` are kept. Each unit is reduced by looking at that unit alone.
+    The label of a unit is its most frequent one, ties going to the label declared first; its records of other labels
+    are dropped, then the first `records_per_unit` are kept. Each unit is reduced by looking at that unit alone.
     """
     groups: dict[str, list[Record]] = {}
     fault = ""
@@ -216,12 +202,12 @@ def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | N
 
 
 def _read_record(raw: Any, declared: Declaration, number: int, known: Mapping[str, str]) -> tuple[str, Record, str]:
-    """Returns (unit name, declared fields, fault); `known` finds a declared label, of which there may be many."""
+    """Returns (unit name, declared fields, fault); `known` is a mapping because there may be many labels."""
     if isinstance(raw, str):
         raw = {declared.text_key: raw}
     if not isinstance(raw, Mapping):
         return "", {}, "records: expected every record to be text or a mapping; one is neither."
-    unit = _unit_name(raw, declared, number)
+    unit = str(number) if declared.unit_key is None else unit_name(raw.get(declared.unit_key))
     if unit is None:
         return "", {}, f"records: expected text or an integer under {declared.unit_key!r}; a record has neither."
     record: Record = {}
@@ -238,12 +224,8 @@ def _read_record(raw: Any, declared: Declaration, number: int, known: Mapping[st
     return unit, record, ""
 
 
-def _unit_name(raw: Mapping[str, Any], declared: Declaration, number: int) -> str | None:
-    return str(number) if declared.unit_key is None else unit_name(raw.get(declared.unit_key))
-
-
 def unit_name(value: Any) -> str | None:
-    """Returns the text a unit is known by (7 and "7" are one unit), or None if the value cannot name a unit."""
+    """Returns the name of a unit as text (7 and "7" are one unit), or None if the value cannot name a unit."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -252,7 +234,7 @@ def unit_name(value: Any) -> str | None:
 
 
 def _clean(text: str, max_chars: int) -> str:
-    """Returns plain text that any engine can encode: capped, lone surrogates replaced."""
+    """Returns at most `max_chars` characters, with lone surrogates replaced so that the text can be encoded."""
     return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -260,32 +242,32 @@ def _reduce(groups: dict[str, list[Record]], declared: Declaration) -> Units:
     units = Units(contents=[], by_label={label: [] for label in declared.labels}, positions={})
     for position, (name, records) in enumerate(groups.items()):
         units.positions[name] = position
-        kept = records
+        own = records
         if declared.label_key is not None:
             label = unit_label([record[declared.label_key] for record in records], declared.labels)
-            kept = [record for record in records if record[declared.label_key] == label]
+            own = [record for record in records if record[declared.label_key] == label]
             units.by_label[label].append(position)
-        units.contents.append(tuple(kept[: declared.records_per_unit]))
+        units.contents.append(tuple(own[: declared.records_per_unit]))
     return units
 
 
-def unit_label(found: Iterable[str], labels: tuple[str, ...]) -> str:
+def unit_label(own: Iterable[str], labels: tuple[str, ...]) -> str:
     """Returns the most frequent label of one unit; ties go to the label declared first."""
-    counts = Counter(found)
+    counts = Counter(own)
     most = max(counts.values())
     tied = {label for label, count in counts.items() if count == most}
     return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
 
 
 def normalized(text: str, *, fold_case: bool = True) -> str:
-    r"""Returns the form in which texts of a value are compared and released; "" if nothing of it can be shown.
+    r"""Returns the form in which values are compared and released; "" if it has no printable character.
 
-    The public rule: Unicode NFKC, upper and lower case made one, what cannot be printed and runs of white space made
-    one space, none at the ends, at most 200 characters.
+    The public rule: Unicode NFKC, case folded, characters that cannot be printed and runs of white space replaced by
+    one space, stripped, at most 200 characters.
 
     Args:
-      text: as it stands in a record.
-      fold_case: whether upper and lower case are made one.
+      text: a value of a record.
+      fold_case: whether case is folded.
 
     >>> normalized("  Christopher\tNOLAN ")
     'christopher nolan'
@@ -298,28 +280,24 @@ def normalized(text: str, *, fold_case: bool = True) -> str:
 
 
 def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
-    """Returns declared values by the form in which they are compared.
-
-    Raises:
-      ConfigurationError: there are none, one is no name, or two are one by the rule.
-    """
+    """Returns declared values by the form in which they are compared; refuses none, and two of the same form."""
     listed = tuple(check_name("values", value) for value in values)
     known = {normalized(value, fold_case=fold_case): value for value in listed}
     if not listed or len(known) != len(listed) or "" in known:
-        advice = "Values that differ in case or white space alone are one: declare it once, or keep the case."
+        advice = "Values that differ only in case or white space are equal: declare one, or set fold_case=False."
         raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
     return known
 
 
 def relabelled(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
-    """Returns a unit's records of its label, as declared anew, and the label; none and "" where it has no label."""
+    """Returns a unit's records of its declared label, and the label; () and "" if it has no declared label."""
     key = declared.label_key or ""
-    found = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
-    labels = [label for label in found if label is not None]
+    values = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
+    labels = [label for label in values if label is not None]
     if not labels:
         return (), ""
     label = unit_label(labels, declared.labels)
-    return tuple({**record, key: label} for record, own in zip(unit, found, strict=True) if own == label), label
+    return tuple({**record, key: label} for record, own in zip(unit, values, strict=True) if own == label), label
 
 
 def records_of(units: Units, position: int) -> Iterator[Record]:

@@ -106,9 +106,9 @@ class TestHalfMadeRooms:
 
     def test_the_handler_finishes_one_and_opening_does_not(self, address: str) -> None:
         PostgresStore.new(address, name="team").close()
-        with pytest.raises(LedgerError, match="room for one"):
+        with pytest.raises(LedgerError, match="creation was interrupted"):
             PrivacyBudgetCallbackHandler.open(address, name="team")
-        with pytest.raises(LedgerError, match="room for one"):
+        with pytest.raises(LedgerError, match="creation was interrupted"):
             PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6, store=address, name="team")
         made = PrivacyBudgetCallbackHandler.create(address, epsilon=4.0, delta=1e-6, name="team")
         again = PrivacyBudgetCallbackHandler.open(address, name="team")

@@ -1,4 +1,4 @@
-"""Pools of a budget for Gaussian and zCDP releases whose parameters are chosen on the way."""
+"""Charges Gaussian and zCDP releases with adaptively chosen parameters to pools of a budget."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from langchain_dpicl.privacy.tickets import Component
 
 def as_pool(component: Component) -> Component:
     """Returns the pool that a share of this epsilon and delta holds: its mu or rho, rounded down."""
-    left = effective_delta(check_delta(component.delta), component.implementation_delta)
-    if left <= 0:
+    rest = effective_delta(check_delta(component.delta), component.implementation_delta)
+    if rest <= 0:
         raise fail("delta", "more than implementation_delta", component.delta, "Raise delta or run fewer releases.")
     size = accounting.gdp_mu if component.kind == "gdp" else accounting.zcdp_rho
-    return dataclasses.replace(component, limit=size(check_epsilon(component.epsilon), left))
+    return dataclasses.replace(component, limit=size(check_epsilon(component.epsilon), rest))
 
 
 class GdpPool(Holding):
-    """A pool for Gaussian releases, never subsampled, whose noise is chosen on the way. Made by `Budget.gdp_pool`.
+    """A pool for unsampled Gaussian releases with adaptively chosen noise. Made by `Budget.gdp_pool`.
 
     Formal guarantees:
       - The sum of mu^2 over reserved releases never exceeds `mu`^2, so all of them together are `mu`-GDP however
@@ -38,15 +38,14 @@ class GdpPool(Holding):
 
     @property
     def remaining_mu_squared(self) -> float:
-        """What is left of mu^2."""
+        """The part of mu^2 that can still be reserved."""
         return self._left(("gdp", None))
 
     def reserve(self, *, mu: float, count: int = 1) -> Reservation:
         """Charges `count` releases that are each `mu`-GDP: unsampled Gaussian noise of `1 / mu` sensitivities.
 
         Raises:
-          PrivacyBudgetExceededError: requested and remaining are in mu^2.
-          ConfigurationError: mu or count is out of range.
+          PrivacyBudgetExceededError: `requested` and `remaining` are in mu^2.
         """
         check_int("count", count, low=1)
         event = GaussianEvent(1 / check_positive("mu", mu))
@@ -54,7 +53,7 @@ class GdpPool(Holding):
 
 
 class ZCdpPool(Holding):
-    """A pool for zCDP releases whose parameters are chosen on the way. Made by `Budget.zcdp_pool`.
+    """A pool for zCDP releases with adaptively chosen parameters. Made by `Budget.zcdp_pool`.
 
     Formal guarantees:
       - The sum of rho over reserved releases never exceeds `rho`, so all of them together are `rho`-zCDP however
@@ -70,15 +69,14 @@ class ZCdpPool(Holding):
 
     @property
     def remaining_rho(self) -> float:
-        """What is left of rho."""
+        """The part of rho that can still be reserved."""
         return self._left(("zcdp", None))
 
     def reserve(self, *, rho: float, count: int = 1) -> Reservation:
         """Charges `count` releases that are each `rho`-zCDP without subsampling.
 
         Raises:
-          PrivacyBudgetExceededError: requested and remaining are in rho.
-          ConfigurationError: rho or count is out of range.
+          PrivacyBudgetExceededError: `requested` and `remaining` are in rho.
         """
         check_int("count", count, low=1)
         event = ZCdpEvent(check_positive("rho", rho))

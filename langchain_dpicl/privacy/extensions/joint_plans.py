@@ -1,4 +1,4 @@
-"""Joint plans: components that are composed numerically together and share one charge."""
+"""Composes several components numerically in a joint plan with one charge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_dpicl.privacy.extensions.share_prices import share_price
 from langchain_dpicl.privacy.promises import MIN_PROPORTION, Promises
 from langchain_dpicl.privacy.tickets import Component, implementation_delta_of
 
-# A joint plan's delta is searched with so many prices, and to this relative distance.
+# The search for a joint plan's delta computes at most this many prices, and stops at this relative distance.
 PROPORTION_STEPS = 10
 PROPORTION_TOLERANCE = 1e-6
 
@@ -24,7 +24,7 @@ _OPEN_PLANS: ContextVar[tuple[JointPlan, ...]] = ContextVar("dpicl_open_plans", 
 
 
 class PlannedPromises(Promises):
-    """Declared shares of every kind; components that are declared inside an open plan become part of the plan."""
+    """The declared shares of every kind; components declared inside an open plan become part of the plan."""
 
     _price = staticmethod(share_price)
 
@@ -34,29 +34,22 @@ class PlannedPromises(Promises):
         return next((plan for plan in _OPEN_PLANS.get() if plan.promises is self and plan.open), None)
 
     def names(self) -> set[str]:
-        """Returns the names that are taken in this process."""
+        """Returns the component names used in this process, those of the open plan included."""
         planned = () if self.open_plan is None else self.open_plan.components
         return {*super().names(), *planned}
 
     def admit(self, component: Component) -> Standing:
-        """Hands the component to the open plan; without one, sets its share aside."""
+        """Adds the component to the open plan; without one, reserves its share."""
         plan = self.open_plan
         return super().admit(component) if plan is None else plan.add(component)
 
 
 class JointPlan:
-    """The block of `Budget.plan`: collects components, then prices them together.
-
-    Attributes:
-      promises: the shares of the budget whose plan it is.
-      delta: the joint delta that was asked for; None: the one in proportion to the joint epsilon.
-      open: whether the block is still running.
-      standing: the joint share.
-    """
+    """The block of `Budget.plan`: collects components, then prices them together."""
 
     def __init__(self, promises: PlannedPromises, *, epsilon: float | None, delta: float | None) -> None:
         self.promises = promises
-        self.delta = None if delta is None else check_delta(delta)
+        self.delta = None if delta is None else check_delta(delta)  # None: in proportion to the joint epsilon
         self.open = True
         self.standing = Standing()
         self._epsilon = None if epsilon is None else check_epsilon(epsilon)
@@ -64,7 +57,7 @@ class JointPlan:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Names of the components declared so far and not sealed before."""
+        """Names of the components that were declared so far and not sealed before."""
         return tuple(self._components)
 
     @property
@@ -73,13 +66,13 @@ class JointPlan:
         return None if self.standing.terms is None else self.standing.terms.epsilon
 
     def add(self, component: Component) -> Standing:
-        """Takes a component into the plan; one that is sealed on the same terms keeps its own share."""
+        """Adds a component to the plan; one that is sealed on the same terms keeps its own share."""
         if component.limit is not None:
-            raise ConfigurationError("pool: expected no open plan, found one. Declare pools outside the plan's block.")
+            raise ConfigurationError("pool: expected no open plan, found one. Declare pools outside of the block.")
         if component.name in self._components:
             raise fail("component", "a name not yet used in this plan", component.name)
         if component.delta is None and self.delta is None:
-            raise fail("epsilon, delta", "one of them, or plan(delta=...)", (None, None), "Give epsilon=, a share.")
+            raise fail("epsilon, delta", "one of them, or plan(delta=...)", (None, None), "Give the share as epsilon=.")
         sealed = self.promises.sealed(component)
         if sealed is not None:
             return sealed
@@ -89,7 +82,7 @@ class JointPlan:
         return self.standing
 
     def close(self) -> None:
-        """Prices the components together and sets their joint share aside."""
+        """Prices the components together and reserves their joint share."""
         components = tuple(self._components.values())
         if not components:
             return
@@ -102,14 +95,14 @@ class JointPlan:
     def _proportional_delta(self, components: Sequence[Component]) -> float:
         """Returns the least delta in proportion to the joint epsilon, at most the sum of the components' deltas.
 
-        The cost falls with delta, so the least one lies between any delta and the proportion of the cost at it: every
-        price narrows the range from both sides.
+        The cost decreases in delta, so the least one lies between any delta and the proportion of the cost at it:
+        every price narrows the range from both sides.
         """
         most = round_down(sum((exact(component.delta or 0.0) for component in components), Fraction(0)))
         gap = exact(implementation_delta_of(components))
         low, high = round_up(gap + (exact(most) - gap) * exact(MIN_PROPORTION)), most
         if most > self.promises.desk.header.delta:
-            return most  # the caller refuses it
+            return most  # above the limit: the caller refuses it
         if self._epsilon is not None:
             fair = min(self._proportion(self._epsilon), most)
             return fair if fair >= low and self._cost(components, fair) <= self._epsilon else most
@@ -119,9 +112,9 @@ class JointPlan:
             low, high = max(low, min(at, fair)), min(high, max(at, fair))
             if high <= low * (1 + PROPORTION_TOLERANCE):
                 break
-            # Going on from the proportion is fast where the cost hardly moves; the middle narrows always.
+            # Iterating from the proportion converges fast if the cost is flat; every third step bisects.
             at = math.sqrt(low * high) if step % 3 == 2 else min(max(fair, low), high)
-        # At the sum itself a plan never costs more than its shares: rounding must not push it above.
+        # At the sum of the deltas a plan never costs more than its shares; avoid rounding just below it.
         if high > most * (1 - 2 * PROPORTION_TOLERANCE):
             return most
         cost = self._cost(components, high)
@@ -129,7 +122,7 @@ class JointPlan:
         return fair if self._cost(components, fair) <= cost * (1 + PROPORTION_TOLERANCE) else high
 
     def _charge(self, components: Sequence[Component], delta: float) -> float | None:
-        """Returns the epsilon in proportion to `delta` where that is what the cost was rounded to; None: the cost."""
+        """Returns the epsilon in proportion to `delta` if it covers the cost and is at most all shares; else None."""
         limits = self.promises.desk.header
         charge = exact(limits.epsilon) * exact(delta) / exact(limits.delta)
         shares = sum((exact(component.epsilon or 0.0) for component in components), Fraction(0))
@@ -148,11 +141,7 @@ class JointPlan:
 
 @contextmanager
 def open_plan(promises: PlannedPromises, *, epsilon: float | None, delta: float | None) -> Iterator[JointPlan]:
-    """Runs a joint plan; an exception inside declares nothing.
-
-    Raises:
-      ConfigurationError: a plan of this budget is open already.
-    """
+    """Runs a joint plan; an exception inside declares nothing, and a plan inside a plan is refused."""
     if promises.open_plan is not None:
         raise ConfigurationError("plan: expected no open plan of this budget, found one. Close it first.")
     plan = JointPlan(promises, epsilon=epsilon, delta=delta)
@@ -161,7 +150,7 @@ def open_plan(promises: PlannedPromises, *, epsilon: float | None, delta: float 
         yield plan
         plan.close()
     except BaseException:
-        plan.standing.refusal = "its plan ended in an error, so nothing was declared."
+        plan.standing.refusal = "its plan raised an error, so nothing was declared."
         raise
     finally:
         plan.open = False

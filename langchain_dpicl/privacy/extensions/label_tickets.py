@@ -14,7 +14,7 @@ from langchain_dpicl.privacy.tickets import Ticket
 
 Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]
 TEACHERS: tuple[Teachers, ...] = get_args(Teachers)
-"""How private prompts are drawn: anew for every input, once for all of them in secret, or never."""
+"""How private prompts are sampled: anew for every input, once in secret for all inputs, or not at all."""
 
 LABEL_TEMPLATE = "label"
 """The ticket template of one label."""
@@ -33,7 +33,7 @@ _MECHANISMS = {name: mechanism_by_name(name) for name in MECHANISMS} | {
 def label_tickets(
     release: ReleasePlan, *, teachers: Teachers, max_queries: int, max_answers: int | None = None
 ) -> tuple[Ticket, ...]:
-    """Returns the tickets of labels for `max_queries` public inputs; an unburnt one can be handed back.
+    """Returns the refundable tickets of labels for `max_queries` public inputs.
 
     Formal guarantees:
       - "fresh": a ticket of `release.block_event(1)` for each input.
@@ -58,14 +58,14 @@ def _ticket(template: str, event: Event, count: int) -> Ticket:
 
 
 def label_release(shown: Mapping[str, Any]) -> ReleasePlan:
-    """Returns the release that `ReleasePlan.to_dict` showed, built of the closed lists of parts.
+    """Rebuilds a release from the JSON of `ReleasePlan.to_dict`, from the closed lists of parts.
 
     Formal guarantees:
-      - What is returned shows itself exactly as `shown`, its sensitivity included.
+      - The `to_dict` of the result equals `shown`, its sensitivity included.
 
     Raises:
       ConfigurationError: an unknown part, or parameters that no part has or that do not fit together.
-      LookupError, TypeError: what is shown is of another form.
+      LookupError, TypeError: `shown` has another form.
     """
     release = ReleasePlan(
         sampler=_part("sampler", shown["sampler"], SAMPLERS),
@@ -81,6 +81,6 @@ def label_release(shown: Mapping[str, Any]) -> ReleasePlan:
 
 
 def _part(kind: str, shown: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
-    """Returns the sampler, aggregation or mechanism of this name and these parameters."""
+    """Returns the sampler, aggregation or mechanism with this name and these parameters."""
     parameters = dict(shown)
     return known[check_choice(kind, parameters.pop("name"), known)](**parameters)

@@ -1,4 +1,4 @@
-"""Compares a ledger with an anchor, a second place that remembers the ledger's last line."""
+"""Compares a ledger with an anchor, a second store that holds the number and hash of the ledger's last line."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerSto
 
 @runtime_checkable
 class LedgerAnchor(Protocol):
-    """Remembers how far a ledger has come, in a place that is not restored together with it.
+    """Holds the number and hash of a ledger's last line, in a place that is not restored together with the ledger.
 
     Formal guarantees that an implementation gives:
       - Once `write` has returned, `read` returns that line or a later one, in every process and after a crash.
-      - An older line never takes a newer one's place, and one line never another's of the same number: that is a
-        `LedgerRollbackError`, as two ledgers have gone on from one. What cannot be read or written is a
-        `LedgerUnavailableError`.
-
-    Attributes:
-      description: public words for reports and errors, for instance "file /var/lib/anchor.json".
+      - An older line never replaces a newer one, nor a line another line of the same number: both raise a
+        `LedgerRollbackError`, since two ledgers have diverged. A failed read or write is a `LedgerUnavailableError`.
     """
 
     @property
     def description(self) -> str:
-        """Public words on where the anchor lives."""
+        """Where the anchor lives, in public words, such as "file /var/lib/anchor.json"."""
 
     def read(self, ledger_id: str) -> tuple[int, str] | None:
         """Returns number and hash of the last line known of a ledger, or None if none was ever written.
@@ -37,7 +33,7 @@ class LedgerAnchor(Protocol):
         """
 
     def write(self, ledger_id: str, seq: int, head: str) -> None:
-        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
+        """Stores the number and hash of a line, durably, unless a later line is stored.
 
         Args:
           ledger_id: random name of the ledger.
@@ -47,24 +43,15 @@ class LedgerAnchor(Protocol):
 
 
 def check_anchor(anchor: Any) -> LedgerAnchor | None:
-    """Returns an anchor as it is, or None.
-
-    Raises:
-      ConfigurationError: it is something else, for instance a path, or the class of an anchor.
-    """
+    """Returns an anchor, or None, as it is; refuses everything else, such as a path or the class of an anchor."""
     if anchor is None or (isinstance(anchor, LedgerAnchor) and not isinstance(anchor, type)):
         return anchor
-    found = f"the class {anchor.__name__}" if isinstance(anchor, type) else type(anchor).__name__
-    raise fail("anchor", "a LedgerAnchor such as FileAnchor(path), or None", found)
+    kind = f"the class {anchor.__name__}" if isinstance(anchor, type) else type(anchor).__name__
+    raise fail("anchor", "a LedgerAnchor such as FileAnchor(path), or None", kind)
 
 
 def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
-    """Returns number and hash of the last line that the anchor knows, or None.
-
-    Raises:
-      LedgerError: as the anchor says.
-      LedgerUnavailableError: it raised something else, of which only the kind is told.
-    """
+    """Returns number and hash of the anchor's line, or None; of a foreign error only the type is shown."""
     try:
         return anchor.read(ledger_id)
     except LedgerError:
@@ -77,7 +64,7 @@ def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
 
 
 def write_anchor(anchor: LedgerAnchor, ledger_id: str, last: tuple[int, str]) -> None:
-    """Remembers the ledger's last line in the anchor; errors as `read_anchor`."""
+    """Stores the ledger's last line in the anchor; errors as `read_anchor`."""
     try:
         anchor.write(ledger_id, *last)
     except LedgerError:
@@ -93,7 +80,7 @@ def write_anchor(anchor: LedgerAnchor, ledger_id: str, last: tuple[int, str]) ->
 
 
 def never_seen(anchor: LedgerAnchor, ledger_id: str) -> LedgerRollbackError:
-    """Returns the refusal of a ledger that the anchor does not know; the caller raises it."""
+    """Returns the error of a ledger that the anchor does not know; the caller raises it."""
     return LedgerRollbackError(
         f"ledger {ledger_id}: expected one that the anchor knows ({anchor.description}), found one that it has never "
         "seen: another ledger took its place, or this is the wrong anchor. Nothing is granted. To add an anchor to a "
@@ -102,13 +89,13 @@ def never_seen(anchor: LedgerAnchor, ledger_id: str) -> LedgerRollbackError:
 
 
 class AnchoredWriter(OutageWriter):
-    """Writes a ledger whose last line is also remembered by an anchor.
+    """Writes a ledger whose last line is also stored by an anchor.
 
     Formal guarantees:
-      - What is granted is granted after the line that charges it stands in the anchor, too.
-      - The anchor is told hashes of the chain that this process wrote its own line on, and compared with them. Nothing
-        is read again for it after a commit: a copy may have taken the ledger's place by then.
-      - A ledger on which a line that the anchor knows is gone or changed grants nothing.
+      - Tickets are granted only after the anchor, too, holds the line that charges them.
+      - The anchor gets, and is compared with, the hashes of the chain to which this process appended its line. The
+        ledger is not read again for it after a commit: a copy may have replaced it by then.
+      - A ledger that lacks the anchor's line, or holds a changed one, grants nothing.
     """
 
     def __init__(
@@ -121,21 +108,13 @@ class AnchoredWriter(OutageWriter):
     ) -> None:
         super().__init__(store, header, allowed_wrappers=allowed_wrappers)
         self.anchor = anchor
-        self._anchored = (-1, "")  # the anchor's line that was last found on the chain
+        self._anchored = (-1, "")  # the anchor's line that was last matched with the chain
         self._first = -1  # hashes are kept from this line on
-        self._untold: dict[int, str] = {}  # hashes of the lines after the anchor's, as they were applied
+        self._untold: dict[int, str] = {}  # hashes of the lines after the anchor's line, by number
         self._adopts = False  # whether an anchor that does not know the ledger is accepted
 
     def open(self, *, adopt_anchor: bool = False) -> None:
-        """Reads the whole ledger, and brings an anchor that lags behind up to its last line.
-
-        Args:
-          adopt_anchor: the anchor is new to this ledger, or has missed so much that its last line is taken at once.
-
-        Raises:
-          LedgerError: the ledger is broken, or cannot be read.
-          LedgerRollbackError: a line that the anchor knows is not on it, or the anchor has never seen the ledger.
-        """
+        """Reads the whole ledger, and updates the anchor; `adopt_anchor` accepts one that does not know the ledger."""
         with self.lock:
             self._adopts = adopt_anchor
             try:
@@ -157,13 +136,13 @@ class AnchoredWriter(OutageWriter):
             self._anchor_last_line()
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:
-        """Catches up, and compares with the anchor where lines are read from the start or about to be written."""
+        """Catches up, and compares with the anchor before the first read and before every write."""
         if self._state.seq and not is_writing:
             self._catch_up_from(self._anchored[0], source)
             return
-        # The anchor first: meanwhile others may go on, never back.
+        # Read the anchor first: the ledger may grow between the two reads, but never shrink.
         known = read_anchor(self.anchor, self.header.ledger_id)
-        if known is not None and known[0] < self._anchored[0]:  # it forgot lines, and is to be told them again
+        if known is not None and known[0] < self._anchored[0]:  # it lost lines, which it gets again
             self._anchored = (-1, "")
             self._start_anew()
         self._catch_up_from(max(self._anchored[0], (known or self._anchored)[0]), source)
@@ -177,19 +156,14 @@ class AnchoredWriter(OutageWriter):
         self._catch_up(source)
 
     def _check_known(self, known: tuple[int, str] | None, head: str | None) -> None:
-        """Refuses a ledger that the anchor does not know, or whose line of that number has another hash than it knows.
-
-        Args:
-          known: what the anchor knows.
-          head: hash of the ledger's line of that number; None where there is none.
-        """
+        """Refuses a ledger that the anchor does not know, or whose hash `head` of the anchor's line differs."""
         if known is None:
             raise never_seen(self.anchor, self.header.ledger_id)
         if head != known[1]:
             msg = (
                 f"ledger {self.header.ledger_id}: expected line {known[0]} as the anchor knows it "
                 f"({self.anchor.description}), found {self._state.seq} lines without it. An older copy, or one that "
-                "went on elsewhere, took the ledger's place: nothing is granted on it. Bring the ledger itself back."
+                "went on elsewhere, replaced the ledger: nothing is granted on it. Restore the ledger itself."
             )
             raise LedgerRollbackError(msg)
         self._set_anchored(known)
@@ -199,15 +173,15 @@ class AnchoredWriter(OutageWriter):
         self._untold = {seq: head for seq, head in self._untold.items() if seq > known[0]}
 
     def _head_at(self, known: tuple[int, str] | None) -> str | None:
-        """Returns the hash that the anchor's line has on the chain that was read, None where there is none."""
+        """Returns the hash of the chain's line with the number of the anchor's line, or None."""
         if known is None or known[0] == 0:
             return self.header.digest
         return self._state.head if known[0] == self._state.seq else self._untold.get(known[0])
 
     def _anchor_last_line(self) -> None:
-        """Tells the anchor what was read and written here, and checks that the anchor holds it.
+        """Writes the new lines to the anchor one by one, and checks that it holds the last.
 
-        Line by line: of two copies that go on at the same moment, one meets the other's line of the same number.
+        One by one, because of two diverging copies one then finds the other's line of the same number.
         """
         name, last = self.header.ledger_id, (self._state.seq, self._state.head)
         if not self._adopts:
@@ -222,7 +196,7 @@ class AnchoredWriter(OutageWriter):
             )
             raise LedgerUnavailableError(f"{msg} Nothing is granted; what the ledger holds stays charged.")
         if known != last:
-            self._catch_up_from(self._anchored[0], self.store)  # others may have gone on, in this ledger or in a copy
+            self._catch_up_from(self._anchored[0], self.store)  # other processes may have appended, here or to a copy
             self._check_known(known, self._head_at(known))
         self._set_anchored(known or last)
 

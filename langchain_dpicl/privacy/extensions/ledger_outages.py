@@ -1,4 +1,4 @@
-"""Writes a ledger whose store may be out for a while."""
+"""Writes a ledger whose store may be unavailable for a while."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from langchain_dpicl.exceptions import LedgerUnavailableError
 from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 
-# A thread that waited longer than this, in seconds, through an outage of the ledger does not try it again by itself:
-# of many that wait in turn the last would wait for ever.
+# A thread that waited longer than this many seconds through an outage is refused: if each of many waiting threads
+# tried the store again, the last would wait without limit.
 PATIENCE = 10.0
 
 
 class OutageWriter(Desk):
-    """Refuses threads that waited through an outage, and settles once where an answer of the store was lost."""
+    """Refuses threads that waited through an outage, and writes no settlement twice if the store's reply was lost."""
 
     def __init__(
         self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
     ) -> None:
         super().__init__(store, header, allowed_wrappers=allowed_wrappers)
         self._outages = 0
-        self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed and may stand all the same
+        self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed but may have been committed
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
         with self.lock:
             if self._outages != outages and time.monotonic() - since > PATIENCE:
-                msg = f"ledger: expected one that answers, found {self.store.description} out while others waited for"
-                raise LedgerUnavailableError(f"{msg} it. Nothing is granted; try again.")
+                msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
+                raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
             try:
                 yield
             except LedgerUnavailableError:
@@ -50,16 +50,16 @@ class OutageWriter(Desk):
                 if record is None:
                     record = writer.append(kind, body)
         except BaseException:
-            if record is not None:  # the line may stand although the answer was lost
+            if record is not None:  # the store may have committed the line although it raised
                 self._doubtful[reservation, kind] = record
             raise
         if self._doubtful:
             self._doubtful.pop((reservation, kind), None)
 
     def _written_before(self, view: LedgerTransaction, kind: str, body: Mapping[str, Any]) -> LedgerRecord | None:
-        """Returns the line of a settlement whose answer was lost, if the ledger holds it."""
+        """Returns the line of an earlier, failed settlement if the ledger holds it."""
         earlier = self._doubtful.get((body["reservation"], kind))
         if earlier is None or dict(earlier.body) != body:
             return None
-        found = next(iter(view.records(earlier.seq - 1)), None)
-        return found if found is not None and found.hash == earlier.hash else None
+        line = next(iter(view.records(earlier.seq - 1)), None)
+        return line if line is not None and line.hash == earlier.hash else None

@@ -19,11 +19,7 @@ def share_price(
 
     Formal guarantees:
       - A pool is priced by the closed form of its own notion (GDP or zCDP), everything else as `price` does.
-      - Several components never cost more than the sum of their own shares, where those fit into `delta`.
-
-    Raises:
-      ConfigurationError: the implementation deltas leave nothing of `delta`.
-      UnknownEventError: no theorem prices an event.
+      - Several components never cost more than the sum of their own shares, if their deltas fit into `delta`.
     """
     if len(components) == 1 and components[0].limit is not None:
         return _pool_price(components[0].kind, components[0].limit, delta_for_mechanisms(components, delta))
@@ -34,11 +30,11 @@ def share_price(
 
 def _basic_price(components: Sequence[Component], delta: float, adjacency: Adjacency, *, below: float) -> float | None:
     """Returns the sum of the components' own shares if it is valid at `delta` and below the joint price."""
-    asked = [(component.epsilon, component.delta) for component in components]
-    if len(asked) < 2 or any(epsilon is None or own is None for epsilon, own in asked):
+    requested = [(component.epsilon, component.delta) for component in components]
+    if len(requested) < 2 or any(epsilon is None or own is None for epsilon, own in requested):
         return None
-    total = round_up(sum((exact(epsilon or 0.0) for epsilon, _ in asked), Fraction(0)))
-    if total >= below or sum((exact(own or 0.0) for _, own in asked), Fraction(0)) > exact(delta):
+    total = round_up(sum((exact(epsilon or 0.0) for epsilon, _ in requested), Fraction(0)))
+    if total >= below or sum((exact(own or 0.0) for _, own in requested), Fraction(0)) > exact(delta):
         return None
     for component in components:
         cost, _ = share_price((component,), delta=component.delta or 0.0, adjacency=adjacency, opinions=False)

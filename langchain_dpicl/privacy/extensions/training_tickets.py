@@ -20,11 +20,7 @@ STEP_TEMPLATE = "step"
 def step_release(
     *, sampling_rate: float, l2_clip_norm: float, noise_multiplier: float, adjacency: Adjacency
 ) -> ReleasePlan:
-    """Returns how one training step is released: the noisy sum of the clipped gradients of a fresh Poisson sample.
-
-    Raises:
-      ConfigurationError: a parameter out of range.
-    """
+    """Returns the release of one training step: the noisy sum of the clipped gradients of a fresh Poisson sample."""
     return ReleasePlan(
         sampler=PoissonUnits(sampling_rate),
         aggregation=ClippedGradientSum(l2_clip_norm),
@@ -34,7 +30,7 @@ def step_release(
 
 
 def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
-    """Returns the tickets of `steps` training steps; an unburnt one can be handed back.
+    """Returns the refundable tickets of `steps` training steps.
 
     Formal guarantees:
       - One ticket of `release.block_event(1)` for each step: a fresh secret sample every time.
@@ -44,15 +40,11 @@ def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
 
 
 def training_release(shown: Mapping[str, Any]) -> ReleasePlan:
-    """Returns the step that `ReleasePlan.to_dict` showed.
+    """Rebuilds the release of a step from the JSON of `ReleasePlan.to_dict`; errors as `label_release`.
 
     Formal guarantees:
-      - What is returned shows itself exactly as `shown`, its sensitivity included, and is a training step: Poisson
-        units, clipped gradients, Gaussian noise, a fresh sample every time.
-
-    Raises:
-      ConfigurationError: another release, an unknown part, or parameters that no part has or that do not fit together.
-      LookupError, TypeError: what is shown is of another form.
+      - The `to_dict` of the result equals `shown`, its sensitivity included, and it is a training step: Poisson units,
+        clipped gradients, Gaussian noise, a fresh sample every time.
     """
     release = label_release(shown)
     parts = (type(release.sampler), type(release.aggregation), type(release.mechanism))

@@ -16,7 +16,7 @@ from langchain_dpicl.privacy.shares import Share, Uncopyable
 from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.tickets import Component, Ticket, event_of_tickets
 
-# Which examples a dataset_id means on a ledger, for this process: every budget object on one store has to agree.
+# The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
 _IDENTITIES: dict[tuple[str, str], object] = {}
 
 
@@ -50,29 +50,29 @@ class LedgerBudget(Uncopyable):
             adjacency=check_adjacency(adjacency),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
-        found = self._store.header() or self._created(wanted)
-        limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(found, f) != getattr(wanted, f)]
+        header = self._store.header() or self._created(wanted)
+        limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(header, f) != getattr(wanted, f)]
         if limits:
-            msg = f"store: expected a ledger with the limits given, found other {limits}."
-            advice = "Take its own: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
+            msg = f"store: expected a ledger with the requested limits, found other {limits}."
+            advice = "Use its own limits: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
             raise PrivacyBudgetMismatchError(f"{msg} {advice}")
-        self._desk = self._opened(found)
+        self._desk = self._opened(header)
         self._promises = self._declared(self._desk)
 
-    # A subclass may write the ledger with more checks, and admit shares in more ways.
+    # `Budget` overrides these three: its writers check more, and its shares include pools and joint plans.
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
-        """Makes the ledger; returns the header that stands."""
+        """Creates the ledger; returns its header, which another process may have written first."""
         return self._store.create(wanted)
 
     def _opened(self, header: LedgerHeader) -> Desk:
-        """Reads the whole ledger; returns what writes it from now on."""
+        """Reads the whole ledger; returns its writer."""
         desk = Desk(self._store, header)
         desk.refresh()
         return desk
 
     def _declared(self, desk: Desk) -> Promises:
-        """Returns the empty list of the shares of this process."""
+        """Returns an empty register of the shares of this process."""
         return Promises(desk)
 
     @property
@@ -127,28 +127,28 @@ class LedgerBudget(Uncopyable):
         return round_down(exact(self.delta) * exact(check_epsilon(epsilon)) / exact(self.epsilon))
 
     def bind(self, private: PrivateExamples) -> None:
-        """Binds private examples to this ledger, once and for ever; again for the same object changes nothing.
+        """Binds private examples to this ledger, permanently; binding the same object again changes nothing.
 
         Args:
-          private: the examples; they can be bound to one ledger alone.
+          private: the examples; they can be bound to one ledger only.
 
         Raises:
-          ConfigurationError: they are none, or delta is above 1/(10 * public_size).
+          ConfigurationError: `private` is of another type, or delta is above 1/(10 * public_size).
           PrivacyBudgetMismatchError: they belong to another ledger, or `dataset_id` names other examples here.
-          PrivateAccessError: they were opened without privacy before.
+          PrivateAccessError: they were read without a charge before.
         """
         if not isinstance(private, PrivateExamples):
             raise fail("private", "PrivateExamples", type(private).__name__)
         private.check_delta(self.delta)
-        lineage = private._lineage  # noqa: SLF001  units declared again have their first declaration before this one
-        # Tells two objects of one name apart.
+        lineage = private._lineage  # noqa: SLF001  the first declaration of the units, then this one
+        # Two objects of one dataset_id might hold different records.
         own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
         with self._desk.lock:
             for key, identity in own.items():
                 if _IDENTITIES.get(key, identity) is not identity:
                     msg = (
                         f"dataset_id: {key[1]!r} already names other examples on this ledger. Pass the object "
-                        "that was bound first, or give each data set a dataset_id of its own."
+                        "that was bound first, or give each data set its own dataset_id."
                     )
                     raise PrivacyBudgetMismatchError(msg)
             self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
@@ -158,7 +158,7 @@ class LedgerBudget(Uncopyable):
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.
 
-        A name that is declared already is judged when it is declared again.
+        A name that is declared already is checked when it is declared again.
 
         Args:
           component: public name of the share.
@@ -174,7 +174,7 @@ class LedgerBudget(Uncopyable):
         try:
             self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
         except PrivacyBudgetExceededError:
-            # Of workers that start together, another may have sealed this very share meanwhile.
+            # Another of several workers may have sealed the same share in the meantime.
             if component not in self._desk.refresh().shares:
                 raise
 
@@ -189,20 +189,20 @@ class LedgerBudget(Uncopyable):
         implementation_delta: float = 0.0,
         public: Mapping[str, Any] | None = None,
     ) -> Share:
-        """Declares what a component may release, and sets its share aside.
+        """Declares what a component may release, and reserves its share of the budget.
 
         Formal guarantees:
           - The share's event is computed from the tickets; its price at `delta - implementation_delta` is an upper
             bound and must not exceed `epsilon`.
-          - The same name with the same terms is the same share, with the tickets it has left, in any process.
+          - The same name with the same terms is the same share, with its remaining tickets, in any process.
 
         Args:
-          component: public name, one per share. Before its first reservation a share may be declared anew.
-          tickets: what it may run; inside one (template, label) nothing but `max_count` limits the order.
+          component: public name, one per share. Before its first reservation a share may be declared again.
+          tickets: the releases it may run, in any order, each up to its `max_count`.
           partition: `dataset_id` of bound examples whose labels split the units; needed if a ticket has a label.
           epsilon: the share; None: what the tickets cost.
           delta: None: `default_delta` of the share's epsilon, given or computed.
-          implementation_delta: declared gap between ideal and drawn noise over all tickets; comes out of delta.
+          implementation_delta: declared gap between ideal and drawn noise over all tickets; part of delta.
           public: parameters to show in reports, as JSON values.
 
         Raises:
@@ -226,11 +226,11 @@ class LedgerBudget(Uncopyable):
         return Share(self._desk, wanted, self._promises.admit(wanted))
 
     def verify(self) -> None:
-        """Recomputes the ledger's whole chain and every rule, and asks the anchor, if there is one.
+        """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.
 
         Raises:
           LedgerError: a line was changed, dropped or breaks a rule.
-          LedgerRollbackError: a line that was seen before, or that the anchor knows, is gone or changed.
+          LedgerRollbackError: a line that was read before, or that the anchor knows, is missing or changed.
         """
         self._desk.verify()
 
@@ -260,5 +260,5 @@ def check_store(store: Any) -> LedgerStore:
     """Returns a store as it is; refuses everything else."""
     if isinstance(store, LedgerStore) and not isinstance(store, type):
         return store
-    found = f"the class {store.__name__}" if isinstance(store, type) else type(store).__name__
-    raise fail("store", "a LedgerStore", found, "PrivacyBudgetCallbackHandler.open takes paths and addresses.")
+    kind = f"the class {store.__name__}" if isinstance(store, type) else type(store).__name__
+    raise fail("store", "a LedgerStore", kind, "PrivacyBudgetCallbackHandler.open takes paths and addresses.")

@@ -196,7 +196,7 @@ def test_a_prompt_object_is_held_against_its_component_too(prompt: SoftPrompt) -
     assert_found(verify_report(replace(prompt, task=task)), "task.template: expected")
     assert_found(verify_report(replace(prompt, base={**prompt.base, "name": "another"})), "base.name: expected")
     bare: Any = SimpleNamespace(arrays={}, report=prompt.report)
-    assert_found(verify_report(bare), "cannot be held against its training")
+    assert_found(verify_report(bare), "arrays cannot be read")
 
 
 # --- the run that the report is of ------------------------------------------------------------------------------------
