@@ -38,6 +38,6 @@ class DocumentsCheckpoint(CheckpointFile):
         return counts, tuple(map(text_of, texts))
 
     def save(self, topics: Sequence[tuple[str, int]], texts: Sequence[SyntheticText]) -> None:
-        """Writes where the run stands; a reader sees the old file or the whole new one."""
+        """Writes the topics and documents so far."""
         pairs = [list(pair) for pair in topics]
         self._write(topics=pairs, documents=[dataclasses.asdict(text) for text in texts])

@@ -48,7 +48,7 @@ class Checkpoint(CheckpointFile):
             population.done = not population.owed and population.rounds > 0
 
     def save(self, populations: Sequence[Population]) -> None:
-        """Writes the state of all populations; a reader sees the old file or the whole new one."""
+        """Writes the state of all populations."""
         self._write(
             populations=[
                 {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}

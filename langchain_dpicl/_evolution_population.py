@@ -22,10 +22,10 @@ class Survival:
     """Which candidates survive a round; post-processing of the noisy votes, and free.
 
     Attributes:
-      count: maximum of survivors.
-      least: minimum of survivors: the best ones, whatever the threshold.
+      count: maximum number of survivors.
+      least: minimum number of survivors: the best ones, whatever the threshold.
       selection: "rank" (the most votes) or "sample" (drawn without repetition, in proportion to their votes).
-      threshold: minimum of noisy votes of a survivor; None: no minimum.
+      threshold: minimum noisy votes of a survivor; None: no minimum.
     """
 
     count: int

@@ -160,7 +160,7 @@ class UnitCounter(_Counting):
           private: the examples; bound to the budget's ledger here.
           field: the declared field to count; None: the label, or units if there is no label.
           values: every value that may occur; None: the declared labels. Other values are not counted.
-          max_values: maximum of values of one unit; noise grows with it.
+          max_values: maximum number of values of one unit; noise grows with it.
           fold_case: whether values are compared without case; labels keep their case.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.
@@ -251,7 +251,7 @@ class ValueDiscovery(_Counting):
         Args:
           private: the examples; bound to the budget's ledger here.
           field: a declared field that is not the label.
-          max_values: maximum of values of one unit, its most frequent ones; noise and threshold grow with it.
+          max_values: maximum number of values of one unit, its most frequent ones; noise and threshold grow with it.
           fold_case: whether values are compared without case.
           budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
           config: a RunnableConfig whose callbacks may hold the budget.

@@ -110,7 +110,7 @@ def plan_discovery(
     Args:
       field: of the records; None counts units.
       values: the declared values; None: unknown, and values that pass a threshold are found.
-      max_values: maximum of values of one unit.
+      max_values: maximum number of values of one unit.
       fold_case: whether values are compared without case.
       epsilon: target of the calibration, and bound of a given noise.
       delta: the share's delta; for unknown values, most of it goes to the threshold.

@@ -141,7 +141,8 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
             private prompts.
           vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never use words of the
             records.
-          num_topics: maximum of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
+          num_topics: maximum number of topics. Their costs do not add up, but smaller topics have a higher sampling
+            rate.
           documents_per_topic: texts of each topic; their costs compose.
           max_tokens: cap of a text, in tokens.
           keywords_per_unit: keywords that a unit votes for at most.

@@ -70,7 +70,7 @@ class DocumentsPlan:
 
     @property
     def num_topics(self) -> int:
-        """Maximum of topics: the number of declared places."""
+        """Maximum number of topics: the number of declared places."""
         return len(self.generation.branches)
 
     @property
@@ -179,7 +179,7 @@ def plan_documents(
       delta: the share's delta.
       adjacency: neighbouring relation.
       text_key: field of the records that holds the text.
-      num_topics: maximum of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
+      num_topics: maximum number of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
       keywords_per_unit: keywords that a unit votes for at most; noise grows with it, Gaussian noise with its square
         root.
       topic_share: share of epsilon in (0, 1) that the histogram may cost by itself; the texts get the rest.

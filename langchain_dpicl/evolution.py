@@ -157,8 +157,8 @@ class PrivateEvolution(Generation[Population]):
           num_variations: variations of each survivor; 0 with one round only chooses among the candidates.
           neighbours: candidates that a text votes for.
           selection: "rank" (survivors have the most noisy votes) or "sample" (drawn in proportion to them).
-          threshold: minimum of noisy votes of a survivor; the `shots_per_label` best always survive.
-          max_tokens: maximum of tokens of a text from an engine; a LangChain model has its own limit.
+          threshold: minimum noisy votes of a survivor; the `shots_per_label` best always survive.
+          max_tokens: maximum number of tokens of a text from an engine; a LangChain model has its own limit.
           stop: strings that end a text; by default a line break.
           checkpoint: file that stores every released histogram before its ticket is committed. If it exists, the run
             continues from it, also in another process, with the same durable ledger.

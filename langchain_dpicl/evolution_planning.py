@@ -32,7 +32,7 @@ class EvolutionPlan:
       public_sizes: (label, declared units) pairs; one pair with label None without declared labels.
       rounds: histograms per label.
       shots_per_label: demonstrations per label.
-      num_candidates: maximum of candidates of the first round.
+      num_candidates: maximum number of candidates of the first round.
       num_survivors: candidates that survive a round.
       num_variations: variations of each survivor.
       partition: the `dataset_id` whose labels split the units.
@@ -58,7 +58,7 @@ class EvolutionPlan:
 
     @property
     def width(self) -> int:
-        """Maximum of candidates of a round."""
+        """Maximum number of candidates of a round."""
         return max(self.num_candidates, self.num_survivors * (1 + self.num_variations))
 
     @property
@@ -96,7 +96,7 @@ class EvolutionPlan:
 
     @property
     def embedded(self) -> dict[str, int]:
-        """Texts passed to the embeddings: each record once, and the maximum of candidates."""
+        """Texts passed to the embeddings: each record once, and the maximum number of candidates."""
         # Survivors are embedded again in every round.
         later = (self.rounds - 1) * self.num_survivors * (1 + self.num_variations)
         return {
@@ -164,7 +164,7 @@ def plan_evolution(
       noise_multiplier: given noise; None calibrates.
       rounds: histograms of votes, per label.
       shots_per_label: demonstrations per label, taken from the last round's survivors.
-      num_candidates: maximum of candidates of the first round; None: that of later rounds.
+      num_candidates: maximum number of candidates of the first round; None: that of later rounds.
       num_survivors: candidates that survive a round.
       num_variations: variations of each survivor; 0 only with one round, which then chooses among given candidates.
       partition: the data set's public id.

@@ -102,8 +102,7 @@ class ReleasedCounts(KeptAsJson):
           - Privacy does not depend on it: no number releases anything that was not paid for.
 
         If the number is too low, samples are larger than planned: more calls and full slots. If it is too high, they
-          are
-        smaller: empty slots. To compare delta with the number of records, use "upper".
+        are smaller: empty slots. To compare delta with the number of records, use "upper".
 
         Args:
           confidence: in (0, 1); ignored by "middle".

@@ -202,7 +202,7 @@ class SoftPromptBackend:
 
         Args:
           prompts: texts.
-          max_tokens: maximum of tokens of a completion.
+          max_tokens: maximum number of tokens of a completion.
           stop: strings that end a completion, also across tokens.
           temperature: 0 takes the likeliest token.
           rng: random generator of the sampling.

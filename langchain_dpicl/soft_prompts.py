@@ -54,7 +54,7 @@ class PromptDPSGD:
         learns to write texts.
       verbalizers: label to the one token that stands for it; by default the label behind a space.
       max_input_tokens: length that every input is padded or cut to.
-      max_target_tokens: maximum of tokens of a text that the prompt learns to write.
+      max_target_tokens: maximum number of tokens of a text that the prompt learns to write.
       reparameterize: width of the network that computes the prompt in training (P-tuning v2); None: no network.
       init_text: public text that the prompt starts from; None: at random.
       micro_batch: examples per backward pass; has no effect on results.
@@ -214,7 +214,7 @@ class PromptDPSGD:
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores the released weights of each step before its ticket is committed. If it exists,
             the run continues from it, with the same ledger, plan and model only, and the remaining tickets.
-          reserve_steps: maximum of tickets reserved at a time, and so of steps lost if the process is killed;
+          reserve_steps: maximum number of tickets reserved at a time, and so of steps lost if the process is killed;
             each reservation is a durable write of the ledger. None: a twentieth of the steps, at
             least 1.
 

@@ -138,7 +138,7 @@ class DemonstrationSynthesizer(Generation[Draft]):
           center: "max" (default) or "none": what is subtracted from a row's logits ("clip_and_blend").
           free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
             and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
-          private_tokens: with `free_tokens`, the maximum of private tokens per sample; later tokens are public.
+          private_tokens: with `free_tokens`, the maximum number of private tokens per sample; later tokens are public.
           rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
           num_slots: number of slots, or expected number of unit rows.
           shots_per_slot: records per slot; 1 for unit rows.

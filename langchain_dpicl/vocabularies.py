@@ -27,7 +27,7 @@ def public_vocabulary(
       texts: public texts; a word counts once in each, numbers and words of one or two letters not at all. Review
         the list: frequent words ("said", "Monday") are often not topics. None: the words of the embedded model, which
         was trained on public text of many domains (docs/embedded-model.md).
-      size: maximum of words.
+      size: maximum number of words.
       stop_words: words to leave out; English ones by default.
 
     Raises:
